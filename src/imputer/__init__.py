@@ -1,0 +1,26 @@
+"""Imputer: speech recognition in a constant number of parallel passes (Chan et al., ICML 2020).
+
+Submodules load on first use, so that ``import imputer`` costs nothing:
+
+    imputer.objectives.dynamic_programming(...)
+    imputer.Recognizer.from_pretrained("english").transcribe("speech.wav").text
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {"Recognizer": "recognizer", "Transcript": "recognizer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"imputer.{_LAZY[name]}"), name)
+    if not name.startswith("_"):
+        try:
+            return import_module(f"imputer.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"imputer.{name}":
+                raise
+    raise AttributeError(f"module 'imputer' has no attribute {name!r}")

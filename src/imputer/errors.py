@@ -1,0 +1,13 @@
+"""Mistakes a person can mend: one line on the terminal, no stack trace."""
+
+
+class ImputerError(ValueError):
+    """Something in the data failed (a damaged file, a bad manifest line); the program ends with code 1."""
+
+    exit_code = 1
+
+
+class UsageError(ImputerError):
+    """The caller asked for something that cannot be (a missing file, a bad option); ends with code 2."""
+
+    exit_code = 2

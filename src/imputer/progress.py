@@ -1,0 +1,77 @@
+"""Progress on stderr: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+@contextmanager
+def bar(title: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[..., None]]:
+    """Yield ``advance(amount=1, note="")``; the bar shows done, total, note, elapsed and remaining time."""
+    if sys.stderr.isatty():
+        yield from _terminal_bar(title, total, unit)
+    else:
+        yield from _plain_lines(title, total, unit)
+
+
+def track(items: Iterable[Item], title: str, total: float | None = None) -> Iterator[Item]:
+    """Iterate with a bar, one step an item."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)  # type: ignore[arg-type]
+    with bar(title, total) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+def _terminal_bar(title: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit} {{task.fields[note]}}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        task = progress.add_task(title, total=total, note="")
+
+        def advance(amount: float = 1, note: str | None = None) -> None:
+            progress.update(task, advance=amount, **({} if note is None else {"note": note}))  # type: ignore[arg-type]
+
+        yield advance
+
+
+def _plain_lines(title: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
+    started = last = time.monotonic()
+    done = 0.0
+
+    def advance(amount: float = 1, note: str | None = None) -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if now - last < SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        left = f", {clock((now - started) * (total - done) / done)} left" if total and done else ""
+        of = f"/{total:g}" if total else ""
+        print(f"{title}: {done:g}{of} {unit} {note or ''}{left}", file=sys.stderr, flush=True)
+
+    yield advance
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
