@@ -1,0 +1,44 @@
+"""The paper's front end: filter banks with deltas, then two convolutions (fig:imputer)."""
+
+import torch
+from torch import Tensor, nn
+
+from imputer import config, features
+from imputer.frontends.normalisation import Normalisation, real_frames
+
+MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three input channels
+
+
+class FilterbankConvolution(nn.Module):
+    """Two convolutions of 11 frames x 3 bins, stride 2 x 1 each: 100 filter banks a second become 25 frames."""
+
+    sample_rate = 16_000
+    feature_size = MEL_BINS * DELTA_ORDERS
+    frame_seconds = 0.04
+
+    def __init__(self, settings: config.FrontEnd, width: int) -> None:
+        super().__init__()
+        self.normalisation = Normalisation(self.feature_size)
+        shape = {"kernel_size": (11, 3), "stride": (2, 1), "padding": (5, 1)}
+        self.first = nn.Conv2d(DELTA_ORDERS, settings.channels, **shape)
+        self.second = nn.Conv2d(settings.channels, settings.channels, **shape)
+        self.project = nn.Linear(settings.channels * MEL_BINS, width)
+
+    def extract(self, waveform: Tensor) -> Tensor:
+        """(samples,) at 16 kHz -> (frame, 240)."""
+        return features.filterbanks(waveform, self.sample_rate)
+
+    def feature_frames(self, seconds: float) -> int:
+        """A 25 ms window every 10 ms."""
+        return max(1, 1 + int((seconds - 0.025) / 0.01))
+
+    def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, frame, 240) -> (batch, frame / 4, width); padding is zeroed before it can leak."""
+        x = self.normalisation(inputs, lengths)
+        x = x.unflatten(-1, (DELTA_ORDERS, MEL_BINS)).transpose(1, 2)  # (batch, channel, frame, bin)
+        for convolution in (self.first, self.second):
+            x = torch.relu(convolution(x))
+            lengths = (lengths + 1) // 2
+            x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
+        x = x.transpose(1, 2).flatten(2)  # (batch, frame, channel * bin)
+        return self.project(x), lengths

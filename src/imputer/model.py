@@ -1,0 +1,220 @@
+"""The paper's network (fig:imputer): convolution + alignment embedding -> self-attention -> softmax."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from imputer import config, files, frontends
+from imputer.dropout import dropout
+from imputer.errors import UsageError
+from imputer.frontends.normalisation import real_frames
+from imputer.vocabulary import Vocabulary
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.model"
+
+
+class Imputer(nn.Module):
+    """p(a | a~, x), eqn:factorization: one distribution over V+ for every frame, given a partial alignment.
+
+    The acoustic part (``encode``) does not read a~, so decoding runs it once and ``impute`` once a pass.
+    """
+
+    blank = 0
+
+    def __init__(self, settings: config.Model, front_end: config.FrontEnd, vocabulary_size: int) -> None:
+        super().__init__()
+        if settings.width % (2 * settings.heads):
+            raise UsageError(
+                f"model.width = {settings.width} must be a multiple of twice model.heads = {settings.heads}"
+            )
+        self.settings, self.front_end_settings = settings, front_end
+        self.vocabulary_size = vocabulary_size
+        self.mask = vocabulary_size + 1
+        self.merge_repeats = settings.merge_repeats
+        self.front_end = frontends.build(front_end, settings.width)
+        self.embedding = nn.Embedding(vocabulary_size + 2, settings.width)  # V++ = V, blank, mask
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        self.output = nn.Linear(settings.width, vocabulary_size + 1)  # V+ = V, blank
+        self.apply(_initialise)
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(batch, frame, feature) -> acoustic (batch, frame, width), frame_lengths (batch,)."""
+        return self.front_end(features, lengths)
+
+    def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
+        """One pass: log p(a_i | a~, x) for every frame i, (batch, frame, token)."""
+        return functional.log_softmax(
+            self.output(self.contextualise(acoustic, frame_lengths, partial)).float(), dim=-1
+        )
+
+    def contextualise(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
+        """The self-attention stack over acoustics and alignment embeddings, superimposed: (batch, frame, width)."""
+        x = acoustic + self.embedding(partial)
+        x = dropout(x, self.settings.dropout, self.training)
+        frames = x.shape[1]
+        rotation = rotary_angles(frames, self.settings.width // self.settings.heads, x.device, x.dtype)
+        # Without padding there is nothing to hide, and attention without a mask is faster.
+        padded = bool((frame_lengths < frames).any())
+        visible = (
+            real_frames(frames, frame_lengths)[:, None, None, :] if padded else None
+        )  # (batch, 1, 1, key)
+        for layer in self.layers:
+            x = layer(x, rotation, visible)
+        return self.norm(x)
+
+    def forward(
+        self, features: Tensor, lengths: Tensor, partial: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """log_probs (batch, frame, token) and frame_lengths; without ``partial`` every frame is masked (CTC)."""
+        acoustic, frame_lengths = self.encode(features, lengths)
+        if partial is None:
+            partial = self.all_masked(acoustic)
+        return self.impute(acoustic, frame_lengths, partial), frame_lengths
+
+    def all_masked(self, acoustic: Tensor) -> Tensor:
+        """The start of decoding: nothing committed, (batch, frame)."""
+        return torch.full(acoustic.shape[:2], self.mask, dtype=torch.long, device=acoustic.device)
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each normalised before and added after (pre-norm)."""
+
+    def __init__(self, settings: config.Model) -> None:
+        super().__init__()
+        width = settings.width
+        self.heads, self.rate = settings.heads, settings.dropout
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)  # one product for queries, keys and values
+        self.attention_output = nn.Linear(width, width)
+        self.filter_norm = nn.LayerNorm(width)
+        self.filter_in = nn.Linear(width, settings.filter_size)
+        self.filter_out = nn.Linear(settings.filter_size, width)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        """(batch, frame, width) -> the same."""
+        x = x + dropout(self.attend(self.attention_norm(x), rotation, visible), self.rate, self.training)
+        inner = functional.relu(self.filter_in(self.filter_norm(x)))
+        return x + dropout(self.filter_out(inner), self.rate, self.training)
+
+    def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
+        """Multi-head self-attention with rotary positions."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (batch, frame, 3, head, size)
+        query_key = rotate(qkv[:, :, :2], rotation).transpose(1, 3)  # (batch, head, 2, frame, size)
+        value = qkv[:, :, 2].transpose(1, 2)  # (batch, head, frame, size)
+        mixed = functional.scaled_dot_product_attention(
+            query_key[:, :, 0], query_key[:, :, 1], value, attn_mask=visible
+        )
+        return self.attention_output(mixed.transpose(1, 2).flatten(2))
+
+
+def rotary_angles(frames: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of position * frequency, each (frame, 1, 1, size / 2)."""
+    frequency = torch.exp(torch.arange(size // 2, device=device) * (-math.log(10_000.0) / (size // 2)))
+    angle = (torch.arange(frames, device=device)[:, None] * frequency)[:, None, None, :]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (x[i], x[i + size/2]) by its angle: attention then depends on relative positions only."""
+    cosine, sine = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bool = False) -> None:
+    """Write the model folder: weights (float16 if ``half``), configuration, tokenizer; each whole or not at all."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if half:
+        weights = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
+    text = config.to_toml(
+        {
+            "model": model.settings,
+            "front_end": model.front_end_settings,
+            "vocabulary": {"size": vocabulary.size, "fingerprint": vocabulary.fingerprint},
+        }
+    )
+    with files.replacing(folder / WEIGHTS) as path:
+        save_file(weights, path)
+    with files.replacing(folder / TOKENIZER) as path:
+        vocabulary.save(path)
+    with files.replacing(folder / CONFIG) as path:
+        path.write_text(text)
+
+
+def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:
+    """Read a model folder; whatever is missing, damaged or does not fit together is named."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UsageError(f"no model folder {folder}")
+    for name in (CONFIG, TOKENIZER, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UsageError(f"{folder} is no model folder: {name} is missing")
+    mapping = config.read_toml(folder / CONFIG)
+    where = str(folder / CONFIG)
+    settings = config.build(config.Model, mapping.get("model", {}), where=where, prefix="model.")
+    front_end = config.build(config.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end.")
+    vocabulary = Vocabulary.load(folder / TOKENIZER)
+    stated = mapping.get("vocabulary", {})
+    if stated.get("fingerprint", vocabulary.fingerprint) != vocabulary.fingerprint:
+        raise UsageError(
+            f"{folder / TOKENIZER} is not the tokenizer this model was trained with: fingerprint "
+            f"{vocabulary.fingerprint}, config.toml says {stated['fingerprint']}"
+        )
+    model = Imputer(settings, front_end, vocabulary.size)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval(), vocabulary
+
+
+def load_weights(model: nn.Module, path: Path | str) -> None:
+    """Copy the tensors of a safetensors file into ``model``; names and shapes must agree exactly."""
+    weights = read_weights(path)
+    expected: dict[str, Any] = model.state_dict()
+    wrong = [
+        f"{name}: {_shape(weights.get(name))} in the file, {_shape(expected.get(name))} in the model"
+        for name in sorted(weights.keys() | expected.keys())
+        if _shape(weights.get(name)) != _shape(expected.get(name))
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise UsageError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{more}")
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            tensor.copy_(weights[name])
+
+
+def read_weights(path: Path | str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else "x".join(map(str, tensor.shape)) or "a number"
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers are learnt."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
