@@ -1,0 +1,255 @@
+"""Audio in every container, whole and in slices, and everything that can be wrong with a file."""
+
+import io
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from imputer import audio
+from imputer.errors import ImputerError
+
+RATE = 16000
+
+# Lossless containers give back the 16-bit samples; the rest is compared by correlation.
+LOSSLESS = ("WAV", "WAVEX", "FLAC", "AIFF", "AU", "CAF", "W64", "RF64", "NIST", "VOC", "IRCAM", "PVF", "PAF")
+OTHERS = ("OGG", "MP3", "MAT4", "MAT5", "HTK", "SVX", "AVR", "SDS")
+# libsndfile tells nothing of a missing end for the other containers.
+SHOWS_ITS_END = (
+    "WAV",
+    "WAVEX",
+    "FLAC",
+    "AIFF",
+    "AU",
+    "CAF",
+    "W64",
+    "RF64",
+    "NIST",
+    "OGG",
+    "MP3",
+    "MAT4",
+    "SVX",
+)
+
+
+def speechlike(seconds: float = 2.0, rate: int = RATE) -> np.ndarray:
+    time = np.arange(round(seconds * rate)) / rate
+    wave = np.sin(2 * np.pi * (200 * time + 400 * time**2)) * (0.3 + 0.2 * np.sin(2 * np.pi * 3 * time))
+    return wave.astype(np.float32)
+
+
+def written(path: Path, samples: np.ndarray, kind: str, rate: int = RATE, **options: str) -> Path:
+    soundfile.write(path, samples, rate, format=kind, **options)
+    return path
+
+
+@pytest.mark.parametrize("kind", LOSSLESS + OTHERS)
+def test_every_container(tmp_path: Path, kind: str) -> None:
+    samples = speechlike()
+    path = written(tmp_path / f"a.{kind.lower()}", samples, kind)
+    got = audio.read(path)
+    assert got.dtype == np.float32 and got.shape == samples.shape
+    if kind in LOSSLESS:
+        np.testing.assert_allclose(got, samples, atol=1.1 / 32768)
+    else:
+        assert np.corrcoef(got, samples)[0, 1] > 0.99
+    described = audio.info(path, check=True)
+    assert (described.seconds, described.sample_rate, described.channels) == (2.0, RATE, 1)
+    with open(path, "rb") as stream:
+        np.testing.assert_array_equal(audio.read(io.BytesIO(stream.read())), got)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "NIST"])
+def test_slices_equal_the_whole(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path / f"a.{kind.lower()}", speechlike(6.0), kind)
+    whole = audio.read(path)
+    for offset, duration in ((3.1, 1.3), (0.0, 0.5), (5.5, 0.5), (1.25, 2.0), (4.0, None)):
+        start = round(offset * RATE)
+        end = len(whole) if duration is None else round((offset + duration) * RATE)
+        got = audio.read(path, offset=offset, duration=duration)
+        if kind == "MP3":  # decoding that starts in the middle settles within a few thousandths
+            np.testing.assert_allclose(got, whole[start:end], atol=0.02)
+        else:
+            np.testing.assert_array_equal(got, whole[start:end])
+
+
+@pytest.mark.parametrize(
+    "subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
+)
+def test_sample_types(tmp_path: Path, subtype: str) -> None:
+    samples = speechlike()
+    got = audio.read(written(tmp_path / "a.wav", samples, "WAV", subtype=subtype))
+    np.testing.assert_allclose(got, samples, atol=0.05 if subtype in ("PCM_U8", "ULAW", "ALAW") else 1e-4)
+
+
+def test_opus(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.opus", speechlike(2.0, 48000), "OGG", 48000, subtype="OPUS")
+    assert np.corrcoef(audio.read(path)[: 2 * RATE], speechlike())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000, 96000])
+def test_other_rates_are_resampled(tmp_path: Path, rate: int) -> None:
+    got = audio.read(written(tmp_path / "a.wav", speechlike(2.0, rate), "WAV", rate))
+    assert abs(len(got) - 2 * RATE) <= 1
+    np.testing.assert_allclose(got[800:-800], speechlike()[800 : len(got) - 800], atol=0.01)
+    assert len(audio.read(tmp_path / "a.wav", sample_rate=8000)) == 16000
+
+
+def test_channels_are_averaged(tmp_path: Path) -> None:
+    left, right = speechlike(), 0.1 * np.ones(2 * RATE, np.float32)
+    path = written(tmp_path / "a.wav", np.stack([left, right], 1), "WAV", subtype="FLOAT")
+    np.testing.assert_allclose(audio.read(path), (left + right) / 2, atol=1e-6)
+    assert audio.info(path).channels == 2
+
+
+@pytest.mark.parametrize("kind", SHOWS_ITS_END)
+@pytest.mark.parametrize("kept", [0.5, 0.97])
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path, kind: str, kept: float) -> None:
+    path = written(tmp_path / "a.audio", speechlike(20.0), kind)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(ImputerError, match=r"a\.audio"):
+        audio.read(path)
+    with pytest.raises(ImputerError, match=r"a\.audio"):
+        audio.info(path, check=True)
+
+
+def test_a_stream_header_without_length_is_no_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", speechlike(), "WAV")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"data") + 4
+    content[4:8] = content[at : at + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+    assert len(audio.read(path)) == 2 * RATE
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty"),
+        (b"not audio at all, just words" * 50, "not readable"),
+        (bytes(5000), "not readable"),
+        (b"RIFF", "not readable"),
+        (b"NIST_1A\n   1024\n", "SPHERE"),
+        (b"fLaC" + bytes(300), "not readable"),
+        (b"OggS" + bytes(300), "not readable"),
+    ],
+)
+def test_what_is_not_audio_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(content)
+    for function in (audio.read, audio.info):
+        with pytest.raises(ImputerError, match=rf"a\.wav.*{said}"):
+            function(path)
+
+
+def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ImputerError, match=r"none\.wav: no such file"):
+        audio.read(tmp_path / "none.wav")
+    with pytest.raises(ImputerError, match="folder"):
+        audio.read(tmp_path)
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", np.zeros(0, np.float32), "WAV")
+    for function in (audio.read, audio.info):
+        with pytest.raises(ImputerError, match=r"a\.wav: the audio is empty"):
+            function(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_a_number_is_named_with_its_place(tmp_path: Path, value: float) -> None:
+    samples = speechlike()
+    samples[1234] = value
+    path = written(tmp_path / "a.wav", samples, "WAV", subtype="FLOAT")
+    with pytest.raises(ImputerError, match=r"a\.wav: sample 1234"):
+        audio.read(path)
+    with pytest.raises(ImputerError, match=r"a\.wav: sample 1234"):
+        audio.info(path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("offset", "duration"), [(-1.0, 1.0), (0.0, 0.0), (2.5, 1.0), (1.0, 5.0), (2.0, None), (0.5, -1.0)]
+)
+def test_slices_outside_the_file_are_named(tmp_path: Path, offset: float, duration: float | None) -> None:
+    path = written(tmp_path / "a.wav", speechlike(), "WAV")
+    with pytest.raises(ImputerError, match=r"a\.wav"):
+        audio.read(path, offset=offset, duration=duration)
+
+
+def test_rounded_times_reach_the_end(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", speechlike(), "WAV")
+    assert len(audio.read(path, offset=1.0, duration=1.04)) == RATE
+
+
+def test_slices_of_a_replaced_file_are_new(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", np.full(RATE, 0.25, np.float32), "WAV")
+    assert audio.read(path, offset=0.5, duration=0.1)[0] == 0.25
+    other = written(tmp_path / "b.wav", np.full(RATE, 0.5, np.float32), "WAV")
+    os.replace(other, path)
+    assert audio.read(path, offset=0.5, duration=0.1)[0] == 0.5
+
+
+def test_few_files_stay_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for number in range(40):
+        path = written(tmp_path / f"{number}.wav", speechlike(0.2), "WAV")
+        audio.read(path, offset=0.05, duration=0.1)
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + audio.OPEN_FILES + 1
+
+
+def test_threads_and_forks_do_not_share_positions(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.ogg", speechlike(20.0), "OGG")
+    whole = audio.read(path)
+    wrong: list[float] = []
+
+    def check(seed: int) -> bool:
+        random = np.random.default_rng(seed)
+        for offset in random.uniform(0, 19, 20).round(3):
+            start = round(offset * RATE)
+            if not np.array_equal(audio.read(path, offset=offset, duration=0.5), whole[start : start + 8000]):
+                wrong.append(offset)
+        return not wrong
+
+    assert check(0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if check(1) else 1)
+    alone = check(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    threads = [threading.Thread(target=check, args=(seed,)) for seed in range(3, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert alone and not wrong
+
+
+def test_writing_round_trips_and_leaves_no_pieces(tmp_path: Path) -> None:
+    samples = speechlike()
+    for ending in ("flac", "wav"):
+        audio.write(tmp_path / f"a.{ending}", samples)
+        np.testing.assert_allclose(audio.read(tmp_path / f"a.{ending}"), samples, atol=1.1 / 32768)
+    assert sorted(os.listdir(tmp_path)) == ["a.flac", "a.wav"]
+
+
+@pytest.mark.parametrize("container", ["m4a", "webm"])
+def test_what_libsndfile_does_not_know(tmp_path: Path, container: str) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / f"a.{container}"
+    codec, rate = {"m4a": ("aac", 44100), "webm": ("libopus", 48000)}[container]
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream(codec, rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(speechlike(2.0, rate)[None], format="fltp", layout="mono")
+        frame.rate = rate
+        for part in (frame, None):
+            output.mux(stream.encode(part))
+    got = audio.read(path)
+    assert abs(len(got) - 2 * RATE) < 0.1 * RATE
+    wanted = speechlike()
+    best = max(np.dot(got[lag : lag + 20000], wanted[:20000]) for lag in range(2000))
+    assert best > 0.95 * np.dot(wanted[:20000], wanted[:20000])
