@@ -1,0 +1,302 @@
+"""The recogniser, on the language of tones: real audio, a real network, a real tokenizer."""
+
+import io
+import shutil
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import imputer
+import tones
+from imputer import audio, recognizer, windows
+from imputer.alignments import collapse
+from imputer.errors import ImputerError, UsageError
+from imputer.manifest import Utterance
+from imputer.recognizer import Recognizer
+from imputer.windows import Piece
+
+TEXT = "goluba midago ba lu"
+
+
+@pytest.fixture(scope="module")
+def listener():
+    return Recognizer(tones.trained(), tones.vocabulary())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tones.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def wav(tmp_path):
+    path = tmp_path / "speech.wav"
+    soundfile.write(path, tones.speak(TEXT, 500)[0], tones.RATE)
+    return path
+
+
+def long_speech(words=70, seed=5):
+    text = tones.sentence(np.random.default_rng(seed), words)
+    samples, events = tones.speak(text, seed, pause=0.5)
+    return text, samples, events
+
+
+def test_from_a_folder_every_kind_of_audio(folder, wav):
+    ours = imputer.Recognizer.from_pretrained(folder)
+    samples, rate = soundfile.read(wav, dtype="float32")
+    stereo = np.stack([samples, samples], 1)
+    slow = soxr.resample(samples, rate, 22_050)
+    kinds = [
+        wav,
+        str(wav),
+        io.BytesIO(wav.read_bytes()),
+        samples,
+        torch.from_numpy(samples),
+        stereo,
+        stereo.T,
+    ]
+    for kind in [*kinds, (samples * 32767).astype(np.int16)]:
+        assert ours.transcribe(kind).text == TEXT
+    assert ours.transcribe(slow, sample_rate=22_050).text == TEXT
+    several = [wav, samples, io.BytesIO(wav.read_bytes())]
+    assert [t.text for t in ours.transcribe(several)] == [TEXT] * 3
+    assert ours.transcribe([]) == []
+
+
+def test_a_slice_of_a_manifest(listener, tmp_path):
+    first, second = tones.speak("ba lu", 1)[0], tones.speak("midago", 2)[0]
+    path = str(tmp_path / "both.flac")
+    soundfile.write(path, np.concatenate([first, second]), tones.RATE)
+    slices = [
+        Utterance("one", path, len(first) / tones.RATE),
+        Utterance("two", path, len(second) / tones.RATE, offset=len(first) / tones.RATE),
+    ]
+    assert [t.text for t in listener.transcribe(slices)] == ["ba lu", "midago"]
+
+
+def test_words_have_the_times_of_their_chords(listener):
+    samples, events = tones.speak(TEXT, 500)
+    result = listener.transcribe(samples)
+    assert [(token.frame) for token in result.tokens] == [frame for frame, _ in events]
+    starts = [frame * 0.04 for frame, token in events if tones.vocabulary().pieces([token])[0][0] == "▁"]
+    assert [word.start for word in result.words] == pytest.approx(starts)
+    assert all(0.5 < word.confidence <= 1 for word in result.words)
+    assert result.seconds == pytest.approx(len(samples) / tones.RATE, abs=1e-3)
+    assert result.text == TEXT == tones.vocabulary().decode([token for _, token in events])
+
+
+def test_passes_and_trace(listener):
+    samples, _ = tones.speak(TEXT, 500)
+    result = listener.transcribe(samples, block_size=5, strategy="right_most_last", trace=True)
+    assert result.passes == 5 == len(result.trace)
+    assert "∅" in result.trace[0] and "∅" not in result.trace[-1]
+    assert "".join(s for s in result.trace[-1] if s != "_").replace("▁", " ").strip() == TEXT
+    assert listener.transcribe(samples).passes == 8 and listener.transcribe(samples).trace is None
+    assert listener.transcribe(samples, strategy="adaptive").passes < 8
+    assert listener.transcribe(samples, strategy="adaptive").text == TEXT
+
+
+def test_a_batch_is_what_each_is_alone(listener):
+    spoken = [tones.speak(tones.sentence(np.random.default_rng(n), n), n)[0] for n in range(1, 7)]
+    together = listener.transcribe_batch(spoken, trace=True)
+    for one, samples in zip(together, spoken, strict=True):
+        (alone,) = listener.transcribe_batch([samples], trace=True)
+        assert (one.text, one.passes, one.trace) == (alone.text, alone.passes, alone.trace)
+        assert [w.confidence for w in one.words] == pytest.approx(
+            [w.confidence for w in alone.words], abs=1e-3
+        )
+    assert [t.text for t in listener.transcribe(spoken)] == [t.text for t in together]
+    assert listener.transcribe_batch([]) == []
+
+
+def test_on_pass_streams_the_rows_of_the_trace(listener):
+    seen = []
+    spoken = [tones.speak("ba", 1)[0], tones.speak(TEXT, 2)[0]]
+    results = listener.transcribe_batch(
+        spoken, block_size=4, trace=True, on_pass=lambda *now: seen.append(now)
+    )
+    assert [number for _, number in seen] == [1, 2, 3, 4]
+    for item, result in enumerate(results):
+        assert [rows[item] for rows, _ in seen] == result.trace
+
+
+def test_the_acoustic_part_runs_once(listener, monkeypatch):
+    calls = {"encode": 0, "impute": 0}
+    for name in calls:
+        real = getattr(listener.model, name)
+
+        def counted(*inputs, name=name, real=real):
+            calls[name] += 1
+            return real(*inputs)
+
+        monkeypatch.setattr(listener.model, name, counted)
+    listener.transcribe(tones.speak(TEXT, 500)[0], block_size=8)
+    assert calls == {"encode": 1, "impute": 8}
+
+
+def test_long_recordings_do_not_depend_on_the_window(listener, tmp_path, monkeypatch):
+    text, samples, events = long_speech()
+    assert len(samples) / tones.RATE > 70
+    path = tmp_path / "long.flac"
+    soundfile.write(path, samples, tones.RATE)
+    read, longest = audio.read, []
+
+    def watched(*arguments, **options):
+        longest.append(options["duration"])
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(audio, "read", watched)
+    for window, overlap in ((24.0, 4.0), (12.0, 3.0), (7.3, 2.1)):
+        longest.clear()
+        result = listener.transcribe(path, window=window, overlap=overlap, trace=True)
+        assert result.text == text
+        assert max(longest) <= window + 0.04 and len(longest) > 3  # never the whole file
+        assert [token.frame for token in result.tokens] == [frame for frame, _ in events]
+        assert len(result.trace[0]) == len(result.trace[-1]) == pytest.approx(len(samples) / 640, abs=1)
+        assert result.passes == 8 == len(result.trace)
+
+
+def test_a_long_recording_among_short_ones(listener):
+    text, samples, _ = long_speech(30)
+    short = tones.speak("ba", 1)[0]
+    results = listener.transcribe([short, samples, short], window=8.0, overlap=2.0)
+    assert [t.text for t in results] == ["ba", text, "ba"]
+
+
+def test_windows_cover_everything_and_start_on_frames():
+    for seconds in (0.1, 4.0, 7.9, 8.0, 8.1, 14.0, 100.0, 123.456):
+        spans = list(windows.spans(seconds, 200, 150, 0.04))  # 8 s windows, 6 s apart
+        assert spans[0][0] == 0.0 and sum(spans[-1]) == pytest.approx(seconds)
+        assert all(length <= 8.0 + 1e-9 for _, length in spans)
+        for (a, length), (b, _) in pairwise(spans):
+            assert b - a == pytest.approx(6.0) and a + length - b == pytest.approx(2.0)
+        assert len(spans) == 1 or spans[-1][1] > 2.0
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_windows_that_hear_the_same_join_to_the_same(data):
+    """Tokens with jitter of a frame, heard by both windows of every overlap, come out once each."""
+    gaps = data.draw(st.lists(st.integers(4, 15), min_size=12, max_size=60))
+    tokens = data.draw(st.lists(st.integers(1, 3), min_size=len(gaps), max_size=len(gaps)))
+    places = np.cumsum(gaps)
+    total, window, hop = int(places[-1]) + 10, 100, 70
+    pieces = []
+    for start in range(0, max(1, total - (window - hop)), hop):
+        heard = [0] * min(window, total - start)
+        for place, token in zip(places, tokens, strict=True):
+            at = int(place) - start + data.draw(st.integers(-1, 1))
+            if 0 <= at < len(heard):
+                heard[at] = token
+        pieces.append(Piece(heard, [1.0] * len(heard), 1))
+    joined = windows.join(pieces, hop)
+    assert len(joined.alignment) == total
+    expected = [t for place, t in zip(places, tokens, strict=True)]
+    assert collapse(joined.alignment) == expected
+
+
+def test_a_seam_prefers_pauses_and_agreement():
+    left = [1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0]
+    right = [9, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0]
+    cut = windows.seam(left, right)
+    assert 4 < cut < 13
+    assert windows.seam([0] * 10, [0] * 10) == 5  # silence: in the middle
+    assert 0 <= windows.seam([], []) == 0
+    # Only one window heard the 7 at the edge of the other: it is kept, whichever way.
+    assert windows.seam([0, 0, 5, 0, 0, 0, 0, 7, 0, 0], [0, 0, 5, 0, 0, 0, 0, 0, 0, 0]) >= 3
+
+
+@pytest.mark.parametrize("window, overlap", [(4.0, 4.0), (4.0, 5.0), (0.0, 0.0), (1.0, 0.001), (4.0, -1.0)])
+def test_bad_windows(listener, window, overlap):
+    with pytest.raises(UsageError, match="overlap"):
+        listener.transcribe(np.zeros(16_000, np.float32), window=window, overlap=overlap)
+
+
+def test_bad_audio(listener, tmp_path, wav):
+    not_audio = tmp_path / "notes.txt"
+    not_audio.write_text("no sound in here, but some bytes")
+    with pytest.raises(UsageError, match=r"gone\.wav: no such file"):
+        listener.transcribe(tmp_path / "gone.wav")
+    with pytest.raises(ImputerError, match=r"notes\.txt"):
+        listener.transcribe(not_audio)
+    with pytest.raises(ImputerError, match="empty"):
+        listener.transcribe(np.zeros(0, np.float32))
+    with pytest.raises(ImputerError, match="20 ms of sound are less than one frame of 40 ms"):
+        listener.transcribe(np.zeros(320, np.float32))
+    with pytest.raises(ImputerError, match="recording 2 of 2"):
+        listener.transcribe_batch([np.zeros(1600, np.float32), np.zeros(3, np.float32)])
+    with pytest.raises(ImputerError, match="finite"):
+        listener.transcribe(np.full(1600, np.nan, np.float32))
+    with pytest.raises(UsageError, match="shape"):
+        listener.transcribe(np.zeros((2, 2, 2), np.float32))
+    with pytest.raises(UsageError, match="int"):
+        listener.transcribe(5)
+    with pytest.raises(ImputerError, match="the audio stream"):
+        listener.transcribe(io.BytesIO(b"not audio at all"))
+
+
+def test_one_bad_file_does_not_stop_the_others(listener, tmp_path, wav):
+    sources = [wav, tmp_path / "gone.wav", wav]
+    results = dict(listener.each(sources))
+    assert results[0].text == results[2].text == TEXT and isinstance(results[1], UsageError)
+    with pytest.raises(UsageError, match="gone"):
+        listener.transcribe(sources)
+
+
+def test_a_recording_that_breaks_half_way(listener, tmp_path):
+    _, samples, _ = long_speech(30)
+    path = tmp_path / "long.flac"
+    soundfile.write(path, samples, tones.RATE)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4000] = bytes(4000)
+    path.write_bytes(bytes(content))
+    results = list(listener.each([path, tones.speak("ba", 1)[0]], window=8.0, overlap=2.0))
+    assert len(results) == 2  # told once, not once a window
+    found = dict(results)
+    assert isinstance(found[0], ImputerError) and "long.flac" in str(found[0]) and found[1].text == "ba"
+
+
+@pytest.mark.parametrize("block_size", [0, -3, 1.5, True])
+def test_bad_block_sizes(listener, block_size):
+    with pytest.raises(UsageError, match="block size"):
+        listener.transcribe(np.zeros(16_000, np.float32), block_size=block_size)
+
+
+def test_bad_strategy(listener):
+    with pytest.raises(UsageError, match="top_k"):
+        listener.transcribe(np.zeros(16_000, np.float32), strategy="best")
+
+
+def test_bad_model_folders(folder, tmp_path):
+    with pytest.raises(UsageError, match="no model folder nowhere"):
+        Recognizer.from_pretrained("nowhere")
+    with pytest.raises(UsageError, match="runtime 'tpu'"):
+        Recognizer.from_pretrained(folder, runtime="tpu")
+    for name in ("model.safetensors", "config.toml", "tokenizer.model"):
+        damaged = tmp_path / f"damaged-{name}"
+        shutil.copytree(folder, damaged)
+        content = (damaged / name).read_bytes()
+        (damaged / name).write_bytes(content[: len(content) // 2 - 3])
+        with pytest.raises(ImputerError, match=name):
+            Recognizer.from_pretrained(damaged)
+        (damaged / name).unlink()
+        with pytest.raises(UsageError, match=f"{name} is missing"):
+            Recognizer.from_pretrained(damaged)
+
+
+def test_batches_hold_like_lengths_and_no_more_than_allowed():
+    random = np.random.default_rng(0)
+    cuts = [recognizer._Cut(None, 0, 0.0, float(s)) for s in random.uniform(0.5, 24, 300)]
+    batches = list(recognizer._batches(cuts))
+    assert sorted(id(c) for batch in batches for c in batch) == sorted(map(id, cuts))
+    for batch in batches:
+        padded = len(batch) * max(c.seconds for c in batch)
+        assert len(batch) <= recognizer.BATCH_ITEMS and padded <= recognizer.BATCH_SECONDS
+    padded = sum(len(batch) * max(c.seconds for c in batch) for batch in batches)
+    assert padded < 1.15 * sum(c.seconds for c in cuts)
