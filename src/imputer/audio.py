@@ -12,6 +12,8 @@ import shutil
 import tempfile
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -52,6 +54,7 @@ class _Opened(Protocol):
     frames: int
     samplerate: int
     channels: int
+    repeatable: bool  # whether a slice is the same to the last bit whatever was read before
 
     def slice(self, start: int, count: int) -> np.ndarray: ...
     def close(self) -> None: ...
@@ -66,22 +69,15 @@ def read(
 ) -> np.ndarray:
     """(samples,) float32 at ``sample_rate``, channels averaged: all, or ``duration`` seconds from ``offset``."""
     name = _name(source)
-    keep = isinstance(source, str | Path) and not (offset == 0.0 and duration is None)
-    opened = _open(source, keep=keep)
-    try:
+    with _opened(source, keep=offset > 0 or duration is not None) as opened:
         samples = _slice(opened, name, offset, duration)  # (sample, channel)
-    finally:
-        if not keep:
-            opened.close()
-    return _finished(samples, opened.samplerate, sample_rate, name)
+        return _finished(samples, opened.samplerate, sample_rate, name)
 
 
 def info(source: Source, *, check: bool = False) -> AudioInfo:
     """Length, rate and channels from the header; ``check`` also reads what may be cut off or not a number."""
     name = _name(source)
-    opened = _open(source, keep=False)
-    try:
-        seconds = opened.frames / opened.samplerate
+    with _opened(source, keep=False) as opened:
         if opened.frames < 1:
             raise ImputerError(f"{name}: the audio is empty (0 samples)")
         if check:
@@ -89,9 +85,7 @@ def info(source: Source, *, check: bool = False) -> AudioInfo:
             floats = getattr(opened, "subtype", "") in ("FLOAT", "DOUBLE")
             start = 0 if floats else max(0, opened.frames - opened.samplerate // 10)
             _finite(_slice_frames(opened, name, start, opened.frames - start), name)
-        return AudioInfo(seconds, opened.samplerate, opened.channels)
-    finally:
-        opened.close()
+        return AudioInfo(opened.frames / opened.samplerate, opened.samplerate, opened.channels)
 
 
 def write(path: str | Path, samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
@@ -174,29 +168,39 @@ _kept = _Kept()
 os.register_at_fork(after_in_child=lambda: _kept.files.clear())
 
 
-def _open(source: Source, *, keep: bool) -> _Opened:
+@contextmanager
+def _opened(source: Source, *, keep: bool) -> Iterator[_Opened]:
+    """The recording, open; with ``keep`` a file stays open for the next slice."""
     if not isinstance(source, str | Path):
-        return _open_stream(source, _name(source))
+        with closing(_open_stream(source, _name(source))) as opened:
+            yield opened
+        return
     name = str(source)
     try:
         status = os.stat(name)
         key = (name, status.st_ino, status.st_size, status.st_mtime_ns)
-        if keep and key in _kept.files:
-            _kept.files.move_to_end(key)
-            return _kept.files[key]
-        with open(name, "rb") as stream:
-            opened = _open_stream(stream, name, path=name)
+        kept = _kept.files.pop(key, None) if keep else None
+        if kept is None:
+            with open(name, "rb") as stream:
+                kept = _open_stream(stream, name, path=name)
     except FileNotFoundError:
         raise ImputerError(f"{name}: no such file") from None
     except IsADirectoryError:
         raise ImputerError(f"{name}: is a folder, not an audio file") from None
     except OSError as error:
         raise ImputerError(f"{name}: cannot be read: {error.strerror or error}") from error
-    if keep:
-        _kept.files[key] = opened
-        if len(_kept.files) > OPEN_FILES:
-            _kept.files.popitem(last=False)[1].close()
-    return opened
+    # Taken out while in use: after an error inside a damaged file its position is anyone's guess.
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
+    if not keep or not kept.repeatable:
+        kept.close()
+        return
+    _kept.files[key] = kept
+    if len(_kept.files) > OPEN_FILES:
+        _kept.files.popitem(last=False)[1].close()
 
 
 def _open_stream(stream: BinaryIO, name: str, path: str | None = None) -> _Opened:
@@ -298,6 +302,7 @@ class _Backed:
         self.file, self.preroll = file, preroll
         self.frames, self.samplerate, self.channels = file.frames, file.samplerate, file.channels
         self.subtype: str = file.subtype
+        self.repeatable = preroll == 0
 
     def slice(self, start: int, count: int) -> np.ndarray:
         earlier = max(0, start - self.preroll)
@@ -346,6 +351,8 @@ class _Vorbis(_Backed):
 
 class _Decoded:
     """A recording that had to be decoded whole."""
+
+    repeatable = True
 
     def __init__(self, samples: np.ndarray, samplerate: int) -> None:
         self.samples, self.samplerate = samples, samplerate  # (sample, channel) float32

@@ -78,7 +78,8 @@ def filterbanks(
     window = window_samples(sample_rate)
     if waveform.shape[1] < window:
         waveform = torch.nn.functional.pad(waveform, (0, window - waveform.shape[1]))
-    features = torch.stack([_static(row, sample_rate) for row in waveform])  # (batch, frame, 240)
+    rows = [_static(row, sample_rate) for row in waveform]
+    features = rows[0][None] if len(rows) == 1 else torch.stack(rows)  # (batch, frame, 240)
     frames = None if lengths is None else _frame_counts(lengths, sample_rate)
     add_deltas(features, frames)
     return features[0] if single else features
