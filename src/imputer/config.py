@@ -1,4 +1,4 @@
-"""Configuration: frozen dataclasses read from TOML; a bad key or value says which, what it got, what it takes."""
+"""Configuration: frozen dataclasses read from TOML; a refusal says which key, what it got, what it takes."""
 
 import dataclasses
 import difflib
@@ -148,7 +148,10 @@ def build(kind: type[Section], mapping: dict[str, Any], *, where: str, prefix: s
             hint = f"; did you mean {prefix}{close[0]}?" if close else f"; there are {', '.join(hints)}"
             raise UsageError(f"{where}: unknown key {prefix}{key}{hint}")
         values[key] = _convert(value, hints[key], where, f"{prefix}{key}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:  # a section may check more than types
+        raise UsageError(f"{where}: {prefix}{error}") from error
 
 
 def _convert(value: Any, kind: Any, where: str, key: str) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from imputer import config, files, frontends
 from imputer.dropout import dropout
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import real_frames
 from imputer.vocabulary import Vocabulary
 
@@ -24,6 +24,7 @@ class Imputer(nn.Module):
     """
 
     blank = 0
+    front_end: Any  # one of imputer.frontends.FRONT_ENDS
 
     def __init__(self, settings: config.Model, front_end: config.FrontEnd, vocabulary_size: int) -> None:
         super().__init__()
@@ -48,24 +49,25 @@ class Imputer(nn.Module):
 
     def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
         """One pass: log p(a_i | a~, x) for every frame i, (batch, frame, token)."""
-        return functional.log_softmax(
-            self.output(self.contextualise(acoustic, frame_lengths, partial)).float(), dim=-1
-        )
+        visible = self._visible(acoustic.shape[1], frame_lengths)
+        context = self.contextualise(
+            acoustic + self.embedding(partial), visible
+        )  # superimposed, not concatenated
+        return functional.log_softmax(self.output(context).float(), dim=-1)
 
-    def contextualise(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
-        """The self-attention stack over acoustics and alignment embeddings, superimposed: (batch, frame, width)."""
-        x = acoustic + self.embedding(partial)
+    def contextualise(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        """The self-attention stack, (batch, frame, width) -> the same; ``visible`` hides padding."""
         x = dropout(x, self.settings.dropout, self.training)
-        frames = x.shape[1]
-        rotation = rotary_angles(frames, self.settings.width // self.settings.heads, x.device, x.dtype)
-        # Without padding there is nothing to hide, and attention without a mask is faster.
-        padded = bool((frame_lengths < frames).any())
-        visible = (
-            real_frames(frames, frame_lengths)[:, None, None, :] if padded else None
-        )  # (batch, 1, 1, key)
+        rotation = rotary_angles(x.shape[1], self.settings.width // self.settings.heads, x.device, x.dtype)
         for layer in self.layers:
             x = layer(x, rotation, visible)
         return self.norm(x)
+
+    def _visible(self, frames: int, frame_lengths: Tensor) -> Tensor | None:
+        """(batch, 1, 1, key) Bool; None without padding, because attention without a mask is faster."""
+        if not torch.compiler.is_exporting() and bool((frame_lengths == frames).all()):
+            return None
+        return real_frames(frames, frame_lengths)[:, None, None, :]
 
     def forward(
         self, features: Tensor, lengths: Tensor, partial: Tensor | None = None
@@ -169,7 +171,10 @@ def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:
     where = str(folder / CONFIG)
     settings = config.build(config.Model, mapping.get("model", {}), where=where, prefix="model.")
     front_end = config.build(config.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end.")
-    vocabulary = Vocabulary.load(folder / TOKENIZER)
+    try:
+        vocabulary = Vocabulary.load(folder / TOKENIZER)
+    except ImputerError as error:
+        raise UsageError(str(error)) from error
     stated = mapping.get("vocabulary", {})
     if stated.get("fingerprint", vocabulary.fingerprint) != vocabulary.fingerprint:
         raise UsageError(

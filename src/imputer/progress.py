@@ -32,8 +32,14 @@ def track(items: Iterable[Item], title: str, total: float | None = None) -> Iter
 
 def _terminal_bar(title: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

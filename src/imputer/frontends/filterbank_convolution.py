@@ -1,5 +1,7 @@
 """The paper's front end: filter banks with deltas, then two convolutions (fig:imputer)."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +21,9 @@ class FilterbankConvolution(nn.Module):
     def __init__(self, settings: config.FrontEnd, width: int) -> None:
         super().__init__()
         self.normalisation = Normalisation(self.feature_size)
-        shape = {"kernel_size": (11, 3), "stride": (2, 1), "padding": (5, 1)}
-        self.first = nn.Conv2d(DELTA_ORDERS, settings.channels, **shape)
-        self.second = nn.Conv2d(settings.channels, settings.channels, **shape)
+        convolution = partial(nn.Conv2d, kernel_size=(11, 3), stride=(2, 1), padding=(5, 1))
+        self.first = convolution(DELTA_ORDERS, settings.channels)
+        self.second = convolution(settings.channels, settings.channels)
         self.project = nn.Linear(settings.channels * MEL_BINS, width)
 
     def extract(self, waveform: Tensor) -> Tensor:
@@ -36,9 +38,12 @@ class FilterbankConvolution(nn.Module):
         """(batch, frame, 240) -> (batch, frame / 4, width); padding is zeroed before it can leak."""
         x = self.normalisation(inputs, lengths)
         x = x.unflatten(-1, (DELTA_ORDERS, MEL_BINS)).transpose(1, 2)  # (batch, channel, frame, bin)
+        x = x.contiguous(
+            memory_format=torch.channels_last
+        )  # faster on a CPU, and the flattening below is free
         for convolution in (self.first, self.second):
             x = torch.relu(convolution(x))
             lengths = (lengths + 1) // 2
             x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
-        x = x.transpose(1, 2).flatten(2)  # (batch, frame, channel * bin)
+        x = x.permute(0, 2, 3, 1).flatten(2)  # (batch, frame, bin * channel)
         return self.project(x), lengths

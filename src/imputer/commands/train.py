@@ -1,0 +1,66 @@
+"""`imputer train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from imputer.errors import UsageError
+
+
+def train(
+    *options: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    config: Path,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    list_options: bool = False,
+) -> None:
+    """Train a CTC expert or an Imputer, or go on with a training that was interrupted.
+
+    Every key of the configuration can be set as --section.key value, e.g. --training.steps 2000;
+    --list-options shows them all. The run folder holds the configuration, the tokenizer, metrics.jsonl,
+    checkpoints and, in the end, the model folder.
+
+    Parameters
+    ----------
+    config
+        TOML file with the configuration; configs/ has the paper's and small ones.
+    output
+        Folder of the run. By default runs/ and the name of the configuration.
+    list_options
+        Show every key with the value it would have, and stop.
+    """
+    overrides = parse_options(options)
+    from imputer import config as configuration
+
+    settings = configuration.read(config, overrides)
+    if list_options:
+        print(configuration.to_toml({name: getattr(settings, name) for name in vars(settings)}), end="")
+        return
+    from imputer import training
+
+    folder = output or Path("runs") / config.stem
+    finished = training.train(settings, folder)
+    print(f"model written to {finished}")
+    print(f"try it:      imputer transcribe --model {finished} your.wav")
+    if settings.training.objective == "ctc":
+        print(
+            f"as expert:   imputer align --manifest {settings.data.train[0]} --model {finished} --store a.alignments"
+        )
+
+
+def parse_options(options: tuple[str, ...]) -> dict[str, str]:
+    """{"section.key": text} from ("--section.key", text, ...) or "--section.key=text"."""
+    pending, found = list(options), {}
+    while pending:
+        word = pending.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            raise UsageError(
+                f"unknown option {word}; options of the configuration look like --section.key value"
+            )
+        if not equals:
+            if not pending:
+                raise UsageError(f"{word} needs a value")
+            value = pending.pop(0)
+        found[name] = value
+    return found

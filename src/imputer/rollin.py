@@ -1,0 +1,318 @@
+"""The roll-in policy q x r (sec:rollin_policy): expert alignments, their noise, and masking -> (a, a~).
+
+Alignments come from an expert, are stored offline in one compact file, and are shaken and masked on the fly.
+What is drawn for (seed, step, utterance) never depends on batching, ranks or history.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from imputer import files, lattice, masking
+from imputer.alignments import collapse
+from imputer.errors import UsageError
+
+BLANK = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The frames [start, start + length) that one target token holds in an alignment."""
+
+    token: int
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+def segments(alignment: Sequence[int], *, merge_repeats: bool = False) -> list[Segment]:
+    """The segments of an alignment; only with merging can one be longer than a frame."""
+    found: list[Segment] = []
+    previous = BLANK
+    for frame, token in enumerate(alignment):
+        if token != BLANK and merge_repeats and token == previous:
+            found[-1] = Segment(token, found[-1].start, found[-1].length + 1)
+        elif token != BLANK:
+            found.append(Segment(token, frame, 1))
+        previous = token
+    return found
+
+
+def from_segments(parts: Iterable[Segment], frames: int) -> list[int]:
+    """The alignment of ``frames`` frames with these segments, blank elsewhere."""
+    alignment = [BLANK] * frames
+    for part in parts:
+        alignment[part.start : part.end] = [part.token] * part.length
+    return alignment
+
+
+# --- noise: q_phi' = a* + N, eqn:expert_noise. Whatever it does, collapse(noised) == collapse(alignment).
+
+
+def no_noise(alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False) -> list[int]:
+    """The expert's alignment itself."""
+    return alignment
+
+
+def utterance_noise(
+    alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False
+) -> list[int]:
+    """Shift the whole alignment by one frame left, right, or not at all; never over the edge with a token."""
+    shift = int(torch.randint(-1, 2, (), generator=generator))
+    shifted = {-1: [*alignment[1:], BLANK], 0: alignment, 1: [BLANK, *alignment[:-1]]}[shift]
+    keeps_tokens = len(segments(shifted, merge_repeats=merge_repeats)) == len(
+        segments(alignment, merge_repeats=merge_repeats)
+    )
+    return shifted if keeps_tokens else alignment
+
+
+def token_noise(
+    alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False
+) -> list[int]:
+    """Shift every token by one frame left, right, or not at all, as far as its neighbours leave room."""
+    parts = segments(alignment, merge_repeats=merge_repeats)
+    shifts = torch.randint(-1, 2, (len(parts),), generator=generator).tolist()
+    starts = [part.start + shift for part, shift in zip(parts, shifts, strict=True)]
+    return from_segments(_settled(parts, starts, len(alignment), merge_repeats), len(alignment))
+
+
+NOISES: dict[str, Callable[..., list[int]]] = {
+    "none": no_noise,
+    "utterance": utterance_noise,
+    "token": token_noise,
+}
+
+
+def stretch(alignment: list[int], frames: int, *, merge_repeats: bool = False) -> list[int] | None:
+    """The alignment of the same tokens over another number of frames (speech played faster or slower).
+
+    None if they do not fit.
+    """
+    if frames == len(alignment):
+        return alignment
+    ratio = frames / max(1, len(alignment))
+    parts = [
+        Segment(part.token, int(part.start * ratio), max(1, int(part.length * ratio)) if merge_repeats else 1)
+        for part in segments(alignment, merge_repeats=merge_repeats)
+    ]
+    settled = _settled(parts, [part.start for part in parts], frames, merge_repeats)
+    if settled and settled[0].start < 0:
+        return None
+    return from_segments(settled, frames)
+
+
+def _settled(parts: list[Segment], starts: list[int], frames: int, merge_repeats: bool) -> list[Segment]:
+    """Segments near the wanted starts, in order, without overlap, equal neighbours apart where repeats merge.
+
+    Pushed right by the neighbour before, then left by the neighbour after or the end; if there is no room the
+    first one starts before frame 0.
+    """
+    gaps = [0] + [int(merge_repeats and a.token == b.token) for a, b in itertools.pairwise(parts)]
+    starts = list(starts)
+    edge = 0
+    for i, part in enumerate(parts):
+        starts[i] = max(starts[i], edge + gaps[i])
+        edge = starts[i] + part.length
+    edge = frames
+    for i in reversed(range(len(parts))):
+        starts[i] = min(starts[i], edge - parts[i].length)
+        edge = starts[i] - gaps[i]
+    return [Segment(part.token, start, part.length) for part, start in zip(parts, starts, strict=True)]
+
+
+# --- drawing (a, a~)
+
+
+def generator_for(*key: int | str) -> torch.Generator:
+    """A generator seeded by what it is for, so that a draw depends on nothing else."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def draw(
+    expert: Callable[[str], list[int]],
+    ids: Sequence[str],
+    frame_lengths: Sequence[int],
+    *,
+    masking_policy: str,
+    noise: str,
+    block_size: int,
+    seed: int,
+    step: int,
+    merge_repeats: bool = False,
+) -> tuple[Tensor, Tensor, list[bool]]:
+    """Sample a ~ q_phi' and a~ ~ r(a): alignments (batch, frame), committed (batch, frame), and which are usable.
+
+    ``expert`` gives the stored alignment of an utterance. One that cannot be stretched over the frames at hand
+    is all blank and marked unusable.
+    """
+    width = max(frame_lengths)
+    alignments = torch.zeros(len(ids), width, dtype=torch.long)
+    committed = torch.zeros(len(ids), width, dtype=torch.bool)
+    usable = []
+    for item, (name, frames) in enumerate(zip(ids, frame_lengths, strict=True)):
+        generator = generator_for(seed, step, name)
+        alignment = stretch(expert(name), frames, merge_repeats=merge_repeats)
+        usable.append(alignment is not None)
+        if alignment is None:
+            continue
+        alignment = NOISES[noise](alignment, generator, merge_repeats=merge_repeats)
+        alignments[item, :frames] = torch.tensor(alignment)
+        drawn = masking.POLICIES[masking_policy](
+            torch.tensor([frames]), block_size=block_size, generator=generator
+        )
+        committed[item, :frames] = drawn[0, :frames]
+    return alignments, committed, usable
+
+
+def forced_imputation(
+    step: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    frame_lengths: Tensor,
+    target_lengths: Tensor,
+    *,
+    block_size: int,
+    mask: int,
+    merge_repeats: bool = False,
+) -> Tensor:
+    """Alignments (batch, frame) of known targets, found as decoding would find them: the stale copy's q_theta'.
+
+    Every pass takes the best path through the lattice that the commitments so far allow, and commits from it the
+    likeliest masked frame of each block. Choices of one path never contradict each other, so what comes out
+    collapses to its target.
+    """
+    batch, frames = len(frame_lengths), int(frame_lengths.max())
+    device = targets.device
+    inside = torch.arange(frames, device=device) < frame_lengths[:, None]
+    committed = torch.zeros(batch, frames, dtype=torch.bool, device=device)
+    path = torch.zeros(batch, frames, dtype=torch.long, device=device)
+    blocks = -(-frames // block_size)
+    for number in range(min(block_size, frames)):
+        log_probs = step(torch.where(committed, path, mask))
+        given = (path, committed) if number else (None, None)
+        path, _scores = lattice.best(
+            log_probs, targets, frame_lengths, target_lengths, *given, merge_repeats=merge_repeats
+        )
+        score = log_probs.gather(-1, path[..., None])[..., 0]
+        score = torch.where(inside & ~committed, score, -torch.inf)
+        padded = torch.nn.functional.pad(score, (0, blocks * block_size - frames), value=-torch.inf)
+        best, slot = padded.view(batch, blocks, block_size).max(-1)  # (batch, block)
+        chosen = torch.nn.functional.one_hot(slot, block_size).bool() & (best > -torch.inf)[..., None]
+        committed |= chosen.view(batch, -1)[:, :frames]
+        if bool((committed == inside).all()):
+            break
+    return path
+
+
+# --- the store: alignments of a corpus in one memory-mapped file
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What an alignment file was made from; training refuses one that does not fit."""
+
+    tokenizer: str  # fingerprint of the vocabulary
+    merge_repeats: bool
+    frame_seconds: float
+
+
+class AlignmentStore:
+    """Alignments by utterance id, read from a memory-mapped safetensors file."""
+
+    def __init__(self, path: Path | str) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="np") as file:
+                metadata = file.metadata() or {}
+                header = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                if metadata.get("kind") != "imputer-alignments" or "tokens" not in header:
+                    raise UsageError(f"{path} is no alignment file; `imputer align --store` writes one")
+                self._offsets = file.get_tensor("offsets")
+                names = file.get_tensor("names").tobytes().decode().split("\n")
+        except OSError as error:
+            raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise UsageError(f"{path} is damaged or no alignment file: {error}") from error
+        self.path = Path(path)
+        self.provenance = Provenance(**json.loads(metadata["provenance"]))
+        self.names = [name for name in names if name]
+        self._index = {name: i for i, name in enumerate(self.names)}
+        self._tokens = _memory_mapped(self.path, "tokens")
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._index
+
+    def __call__(self, name: str) -> list[int]:
+        """The alignment of one utterance."""
+        i = self._index[name]
+        return self._tokens[self._offsets[i] : self._offsets[i + 1]].tolist()
+
+    def check(self, wanted: Provenance) -> None:
+        """Refuse a file from another tokenizer, topology or frame rate, saying what differs."""
+        for key, value in vars(wanted).items():
+            found = getattr(self.provenance, key)
+            same = abs(found - value) < 1e-6 if isinstance(value, float) else found == value
+            if not same:
+                raise UsageError(
+                    f"{self.path} does not fit this model: its {key} is {found}, the model's {value}; "
+                    "align the corpus again with an expert that shares the tokenizer"
+                )
+
+
+def write_alignments(
+    path: Path | str, items: Iterable[tuple[str, Sequence[int]]], provenance: Provenance
+) -> None:
+    """Store (id, alignment) pairs; the file appears whole or not at all."""
+    from safetensors.numpy import save_file
+
+    names, lengths, tokens = [], [0], []
+    for name, alignment in items:
+        names.append(name)
+        lengths.append(len(alignment))
+        tokens.append(np.asarray(alignment, dtype=np.uint16))
+    arrays: dict[str, np.ndarray] = {
+        "tokens": np.concatenate(tokens) if tokens else np.zeros(0, np.uint16),
+        "offsets": np.cumsum(lengths, dtype=np.int64),
+        "names": np.frombuffer("\n".join(names).encode() or b"\n", dtype=np.uint8),
+    }
+    metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
+    with files.replacing(path) as temporary:
+        save_file(arrays, temporary, metadata=metadata)
+
+
+def _memory_mapped(path: Path, name: str) -> np.ndarray:
+    """One tensor of a safetensors file, left on disk until it is touched."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+    kinds = {"U16": np.uint16, "I64": np.int64, "U8": np.uint8}
+    start, end = entry["data_offsets"]
+    if start == end:
+        return np.zeros(entry["shape"], kinds[entry["dtype"]])
+    return np.memmap(path, kinds[entry["dtype"]], "r", 8 + size + start, tuple(entry["shape"]))
+
+
+def check_collapses(
+    alignment: Sequence[int], target: Sequence[int], name: str, *, merge_repeats: bool
+) -> None:
+    """An alignment of another text is refused, naming the utterance."""
+    found = collapse(alignment, merge_repeats=merge_repeats)
+    if list(found) != list(target):
+        raise UsageError(
+            f"the stored alignment of {name} is not one of its text: it collapses to {len(found)} tokens "
+            f"{found[:8]}..., the text has {len(target)}: {list(target)[:8]}...; align this corpus again"
+        )

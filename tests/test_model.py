@@ -1,0 +1,163 @@
+"""The network: padding never leaks, the acoustic part is separate, folders round-trip, bad folders are named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from imputer import config, model
+from imputer.dropout import dropout
+from imputer.errors import UsageError
+from imputer.model import Imputer
+from imputer.vocabulary import Vocabulary
+
+SMALL = config.Model(width=16, layers=2, heads=2, filter_size=24, dropout=0.1)
+FRONT_ENDS = [
+    config.FrontEnd(channels=3),
+    config.FrontEnd(name="frames", feature_size=7, frame_seconds=0.02, stack=3),
+]
+
+
+def built(front_end: config.FrontEnd, vocabulary_size: int = 6) -> Imputer:
+    torch.manual_seed(0)
+    imputer = Imputer(SMALL, front_end, vocabulary_size).eval()
+    normalisation = imputer.front_end.normalisation
+    normalisation.fit(torch.randn(normalisation.mean.shape), torch.rand(normalisation.mean.shape) + 0.5)
+    return imputer
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.train(["abc cab", "bca cabba", "a b c"], size=4, units="characters")
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda f: f.name)
+def test_padding_never_leaks(front_end: config.FrontEnd) -> None:
+    imputer = built(front_end)
+    lengths = torch.tensor([40, 23, 1])
+    features = torch.randn(3, 40, imputer.front_end.feature_size)
+    features[1, 23:], features[2, 1:] = 1e4, torch.nan
+    partial = torch.randint(0, 8, (3, 40))
+    with torch.no_grad():
+        acoustic, frame_lengths = imputer.encode(features.nan_to_num(1e4), lengths)
+        together = imputer.impute(acoustic, frame_lengths, partial[:, : acoustic.shape[1]])
+        for item, n in enumerate(lengths.tolist()):
+            one, frames = imputer.encode(features[item : item + 1, :n], lengths[item : item + 1])
+            assert frames.tolist() == [frame_lengths[item]]
+            alone = imputer.impute(one, frames, partial[item : item + 1, : one.shape[1]])
+            assert torch.allclose(together[item, : one.shape[1]], alone[0], atol=1e-5)
+
+
+def test_frames_are_a_quarter_of_the_filter_banks_rounded_up() -> None:
+    imputer = built(FRONT_ENDS[0])
+    for n in range(1, 20):
+        acoustic, lengths = imputer.encode(torch.randn(1, n, 240), torch.tensor([n]))
+        assert acoustic.shape[1] == lengths[0] == -(-n // 4)
+
+
+def test_the_papers_convolutions() -> None:
+    front_end = built(FRONT_ENDS[0]).front_end
+    for convolution, channels in ((front_end.first, 3), (front_end.second, 3)):
+        assert (convolution.kernel_size, convolution.stride) == ((11, 3), (2, 1))
+        assert convolution.in_channels == channels
+
+
+def test_posteriors_are_normalised_over_blank_and_tokens() -> None:
+    imputer = built(FRONT_ENDS[1])
+    log_probs, lengths = imputer(torch.randn(2, 9, 7), torch.tensor([9, 5]))
+    assert log_probs.shape == (2, 3, 7)
+    assert lengths.tolist() == [3, 2]
+    assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2, 3))
+
+
+def test_every_commitment_reaches_every_frame() -> None:
+    imputer = built(FRONT_ENDS[1])
+    acoustic, lengths = imputer.encode(torch.randn(1, 30, 7), torch.tensor([30]))
+    masked = imputer.all_masked(acoustic)
+    before = imputer.impute(acoustic, lengths, masked)
+    masked[0, 4] = 2
+    after = imputer.impute(acoustic, lengths, masked)
+    assert ((before - after).abs().amax(-1) > 0).all()
+
+
+def test_attention_sees_relative_positions_only() -> None:
+    """The same frames later in a recording give the same posteriors: rotary positions carry no origin."""
+    x, visible = torch.randn(1, 6, 16), torch.tensor([False] * 5 + [True] * 6)[None, None, None]
+    imputer = built(FRONT_ENDS[1])
+    moved = torch.cat((torch.randn(1, 5, 16), x), dim=1)
+    assert torch.allclose(
+        imputer.contextualise(x, None), imputer.contextualise(moved, visible)[:, 5:], atol=1e-5
+    )
+
+
+def test_a_folder_round_trips(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    imputer = built(FRONT_ENDS[0], vocabulary.size)
+    model.save(tmp_path / "m", imputer, vocabulary)
+    loaded, tokens = model.load(tmp_path / "m")
+    features, lengths = torch.randn(1, 33, 240), torch.tensor([33])
+    assert torch.equal(loaded(features, lengths)[0], imputer(features, lengths)[0])
+    assert tokens.fingerprint == vocabulary.fingerprint
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
+        "config.toml",
+        "model.safetensors",
+        "tokenizer.model",
+    ]
+    model.save(tmp_path / "half", imputer, vocabulary, half=True)
+    assert torch.allclose(
+        model.load(tmp_path / "half")[0](features, lengths)[0], imputer(features, lengths)[0], atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("name", ["config.toml", "model.safetensors", "tokenizer.model"])
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path, vocabulary: Vocabulary, name: str) -> None:
+    folder = tmp_path / "m"
+    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2] if name != "config.toml" else b"[model\n")
+    with pytest.raises(UsageError, match=name.replace(".", r"\.")):
+        model.load(folder)
+    (folder / name).unlink()
+    with pytest.raises(UsageError, match=f"{name} is missing"):
+        model.load(folder)
+
+
+def test_weights_of_another_size_are_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    folder = tmp_path / "m"
+    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("filter_size = 24", "filter_size = 32"))
+    with pytest.raises(UsageError, match="24x16 in the file, 32x16 in the model"):
+        model.load(folder)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    folder = tmp_path / "m"
+    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    Vocabulary.train(["xyz zyx"], size=4, units="characters").save(folder / "tokenizer.model")
+    with pytest.raises(UsageError, match="not the tokenizer this model was trained with"):
+        model.load(folder)
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(UsageError, match=r"model.width = 16 must be a multiple of twice model.heads = 5"):
+        Imputer(config.Model(width=16, heads=5), FRONT_ENDS[0], 3)
+
+
+def test_dropout_keeps_the_mean_and_repeats_with_the_seed() -> None:
+    x = torch.ones(200, 300, requires_grad=True)
+    torch.manual_seed(1)
+    y = dropout(x, 0.3, True)
+    torch.manual_seed(1)
+    assert torch.equal(y, dropout(x, 0.3, True))
+    assert not torch.equal(y, dropout(x, 0.3, True))
+    assert abs(float((y == 0).float().mean()) - 0.3) < 0.01
+    assert abs(float(y.detach().mean()) - 1) < 0.02
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())  # the same mask and scale backwards
+    assert torch.equal(dropout(x, 0.3, False), x)
+
+
+def test_dropout_masks_are_unrelated_across_seeds_and_places() -> None:
+    masks = torch.stack([dropout(torch.ones(5000), 0.5, True) > 0 for _ in range(40)]).float()
+    assert float(torch.corrcoef(masks).fill_diagonal_(0).abs().max()) < 0.08
+    assert abs(float(((masks[:, 1:] - 0.5) * (masks[:, :-1] - 0.5)).mean() * 4)) < 0.01

@@ -1,0 +1,175 @@
+"""Roll-ins: noise never loses a token, draws are reproducible, forced imputation keeps the target."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imputer import rollin
+from imputer.alignments import collapse
+from imputer.errors import UsageError
+
+PROVENANCE = rollin.Provenance("abc", False, 0.04)
+
+
+@st.composite
+def some_alignment(draw: st.DrawFn) -> tuple[list[int], bool]:
+    return draw(st.lists(st.integers(0, 3), min_size=1, max_size=24)), draw(st.booleans())
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(case=some_alignment(), seed=st.integers(0, 10_000), noise=st.sampled_from(sorted(rollin.NOISES)))
+def test_noise_keeps_the_target_and_moves_nothing_further_than_a_frame(
+    case: tuple[list[int], bool], seed: int, noise: str
+) -> None:
+    alignment, merge = case
+    noised = rollin.NOISES[noise](alignment, torch.Generator().manual_seed(seed), merge_repeats=merge)
+    assert len(noised) == len(alignment)
+    assert collapse(noised, merge_repeats=merge) == collapse(alignment, merge_repeats=merge)
+    before = [part.start for part in rollin.segments(alignment, merge_repeats=merge)]
+    after = [part.start for part in rollin.segments(noised, merge_repeats=merge)]
+    assert all(abs(a - b) <= 1 for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("noise", ["utterance", "token"])
+def test_noise_really_moves_both_ways(noise: str) -> None:
+    alignment = [0, 0, 1, 0, 0, 2, 0, 0]
+    drawn = {
+        tuple(rollin.NOISES[noise](alignment, torch.Generator().manual_seed(seed))) for seed in range(60)
+    }
+    assert {(0, 1, 0, 0, 2, 0, 0, 0), (0, 0, 0, 1, 0, 0, 2, 0), tuple(alignment)} <= drawn
+    assert len(drawn) == {"utterance": 3, "token": 9}[noise]
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(case=some_alignment(), frames=st.integers(1, 40))
+def test_stretching_keeps_the_target_or_says_it_does_not_fit(
+    case: tuple[list[int], bool], frames: int
+) -> None:
+    alignment, merge = case
+    target = collapse(alignment, merge_repeats=merge)
+    stretched = rollin.stretch(alignment, frames, merge_repeats=merge)
+    if stretched is None:
+        assert frames < len(alignment)
+    else:
+        assert len(stretched) == frames
+        assert collapse(stretched, merge_repeats=merge) == target
+
+
+def test_stretching_keeps_proportions() -> None:
+    assert rollin.stretch([0, 1, 0, 2], 8) == [0, 0, 1, 0, 0, 0, 2, 0]
+    assert rollin.stretch([1, 2, 3], 2) is None
+
+
+def draw(names: list[str], lengths: list[int], step: int = 3, **changed: object) -> tuple:
+    choices = {
+        "masking_policy": "block",
+        "noise": "token",
+        "block_size": 4,
+        "seed": 1,
+        "step": step,
+    } | changed
+    expert = {name: [0, 1, 0, 2] * (n // 4) + [0] * (n % 4) for name, n in zip(names, lengths, strict=True)}
+    return rollin.draw(expert.__getitem__, names, lengths, **choices)  # type: ignore[arg-type]
+
+
+def test_a_draw_depends_on_seed_step_and_utterance_only() -> None:
+    alone = draw(["b"], [13])
+    together = draw(["a", "b", "c"], [20, 13, 7])
+    for one, many in zip(alone[:2], together[:2], strict=True):
+        assert torch.equal(one[0, :13], many[1, :13])
+        assert not many[1, 13:].any()
+    assert not torch.equal(draw(["a"], [40])[0], draw(["a"], [40], step=4)[0])
+    assert not torch.equal(draw(["a"], [40])[0], draw(["a"], [40], seed=2)[0])
+
+
+def test_what_cannot_fit_is_marked() -> None:
+    expert = {"short": [1, 2, 3, 4], "long": [1, 0, 0, 0]}
+    alignments, committed, usable = rollin.draw(
+        expert.__getitem__,
+        ["short", "long"],
+        [3, 3],
+        masking_policy="bernoulli",
+        noise="none",
+        block_size=2,
+        seed=0,
+        step=0,
+    )
+    assert usable == [False, True]
+    assert not alignments[0].any()
+    assert not committed[0].any()
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(seed=st.integers(0, 1000), block_size=st.integers(1, 9), merge=st.booleans())
+def test_forced_imputation_collapses_to_the_target(seed: int, block_size: int, merge: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    frame_lengths = torch.tensor([11, 7, 1])
+    target_lengths = torch.tensor([4, 0, 1])
+    targets = torch.randint(1, 4, (3, 4), generator=generator)
+    calls = []
+
+    def step(partial: torch.Tensor) -> torch.Tensor:
+        """Posteriors that depend on the partial alignment, as a network's do."""
+        calls.append(partial.clone())
+        noise = torch.Generator().manual_seed(int(partial.sum()) + seed)
+        return torch.randn(3, 11, 4, generator=noise).log_softmax(-1)
+
+    found = rollin.forced_imputation(
+        step, targets, frame_lengths, target_lengths, block_size=block_size, mask=4, merge_repeats=merge
+    )
+    for row, frames, target, tokens in zip(found, frame_lengths, targets, target_lengths, strict=True):
+        assert collapse(row[:frames].tolist(), merge_repeats=merge) == target[:tokens].tolist()
+    assert len(calls) == min(block_size, 11)
+    for before, after in itertools.pairwise(calls):
+        assert torch.equal(after[before != 4], before[before != 4])
+
+
+def test_forced_imputation_in_one_pass_is_the_best_alignment() -> None:
+    from imputer.alignments import best_alignment
+
+    log_probs = torch.randn(1, 9, 5, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    lengths = torch.tensor([9]), torch.tensor([3])
+    targets = torch.tensor([[1, 1, 4]])
+    found = rollin.forced_imputation(lambda partial: log_probs, targets, *lengths, block_size=1, mask=5)
+    assert torch.equal(found, best_alignment(log_probs, targets, *lengths)[0])
+
+
+def test_the_store_gives_back_what_was_written(tmp_path: Path) -> None:
+    items = {"a": [0, 1, 0], "spk-1 b": [401, 0], "c": []}
+    rollin.write_alignments(tmp_path / "x.alignments", items.items(), PROVENANCE)
+    store = rollin.AlignmentStore(tmp_path / "x.alignments")
+    assert {name: store(name) for name in items} == items
+    assert len(store) == 3
+    assert "d" not in store
+    store.check(PROVENANCE)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (rollin.Provenance("xyz", False, 0.04), "its tokenizer is abc, the model's xyz"),
+        (rollin.Provenance("abc", True, 0.04), "merge_repeats is False"),
+        (rollin.Provenance("abc", False, 0.048), "frame_seconds is 0.04, the model's 0.048"),
+    ],
+)
+def test_a_store_from_elsewhere_is_refused(tmp_path: Path, other: rollin.Provenance, says: str) -> None:
+    rollin.write_alignments(tmp_path / "x", [("a", [0])], PROVENANCE)
+    with pytest.raises(UsageError, match=says):
+        rollin.AlignmentStore(tmp_path / "x").check(other)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"RIFF not alignments")
+    with pytest.raises(UsageError, match="damaged or no alignment file"):
+        rollin.AlignmentStore(tmp_path / "x")
+    with pytest.raises(UsageError, match="cannot read alignments"):
+        rollin.AlignmentStore(tmp_path / "absent")
+
+
+def test_alignments_of_another_text_are_refused() -> None:
+    with pytest.raises(UsageError, match="utt7 is not one of its text"):
+        rollin.check_collapses([0, 1, 2], [1, 3], "utt7", merge_repeats=False)

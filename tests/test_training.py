@@ -1,0 +1,410 @@
+"""Training: it learns, it survives, and many ranks do what one does."""
+
+import itertools
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from imputer import alignments, checkpoints, config, manifest, rollin, training
+from imputer import model as models
+from imputer.corpora import tones
+from imputer.errors import ImputerError, UsageError
+from imputer.ranks import Ranks
+
+TINY = config.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tones.make(str(tmp_path_factory.mktemp("tones")), 8, words=(1, 2))
+
+
+def settings_for(corpus: str, **changed: object) -> config.Config:
+    return config.Config(
+        front_end=config.FrontEnd(channels=4),
+        model=TINY,
+        vocabulary=config.Vocabulary(units="characters", size=9),
+        data=config.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
+        training=replace(
+            config.Training(
+                steps=150,
+                learning_rate=3e-3,
+                warmup_steps=20,
+                validate_every=1000,
+                checkpoint_every=1000,
+                threads=1,
+                weight_decay=0.0,
+            ),
+            **changed,
+        ),
+    )
+
+
+def trained_on(
+    corpus: str, folder: Path, rollin_settings: config.Rollin | None = None, **changed: object
+) -> Path:
+    settings = settings_for(corpus, **changed)
+    if rollin_settings:
+        settings = replace(settings, rollin=rollin_settings)
+    return training.train(settings, folder)
+
+
+@pytest.fixture(scope="session")
+def expert(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_on(corpus, tmp_path_factory.mktemp("expert"))
+
+
+@pytest.fixture(scope="session")
+def stored(corpus: str, expert: Path) -> Path:
+    """The corpus aligned by the expert, through the command line."""
+    path = expert.parent / "train.alignments"
+    imputer("align", "--manifest", corpus, "--model", str(expert), "--store", str(path))
+    return path
+
+
+def imputer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "imputer", *words]
+    return subprocess.run(command, env=ENVIRONMENT, check=check, capture_output=True, text=True)
+
+
+def last_validation(folder: Path) -> dict[str, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["valid"] for line in lines if "valid" in line][-1]
+
+
+# --- it learns
+
+
+def test_ctc_learns_a_handful_of_utterances_by_heart(expert: Path) -> None:
+    assert last_validation(expert.parent)["wer_1"] == 0.0
+
+
+@pytest.mark.parametrize("objective", ["imitation", "dynamic_programming"])
+@pytest.mark.parametrize("start", ["scratch", "expert"])
+def test_the_imputer_learns_them_too(
+    corpus: str, expert: Path, stored: Path, tmp_path: Path, objective: str, start: str
+) -> None:
+    trained_on(
+        corpus,
+        tmp_path / "run",
+        config.Rollin(alignments=str(stored), block_size=4),
+        objective=objective,
+        start_from=str(expert) if start == "expert" else "",
+        steps=250,
+    )
+    assert last_validation(tmp_path / "run")["wer_4"] == 0.0
+
+
+def test_the_stored_alignments_are_those_of_the_texts(corpus: str, expert: Path, stored: Path) -> None:
+    store = rollin.AlignmentStore(stored)
+    _, vocabulary = models.load(expert)
+    for utterance in manifest.Manifest(corpus):
+        assert alignments.collapse(store(utterance.id)) == vocabulary.encode(utterance.text)
+
+
+def test_dynamic_programming_has_the_calmer_gradient(
+    corpus: str, expert: Path, stored: Path, tmp_path: Path
+) -> None:
+    """The paper's claim, measured: over the same roll-ins the summed objective varies less than the imitated one."""
+    trained_on(
+        corpus, tmp_path / "half", config.Rollin(alignments=str(stored)), steps=25, objective="imitation"
+    )  # neither new nor done
+    variance = {}
+    for objective in ("imitation", "dynamic_programming"):
+        settings = replace(
+            settings_for(corpus, objective=objective),
+            rollin=config.Rollin(alignments=str(stored), noise="token"),
+        )
+        run = training.prepare(settings, tmp_path / objective, Ranks())
+        models.load_weights(run.model, tmp_path / "half" / "model" / models.WEIGHTS)
+        _, _, batch = next(run.stream.batches(0, 0))
+        draws = []
+        for step in range(24):
+            run.model.zero_grad()
+            loss, _ = run.objective(batch, step)
+            loss.backward()
+            draws.append(torch.cat([p.grad.flatten() for p in run.model.parameters()]))
+        variance[objective] = float(torch.stack(draws).var(0).sum())
+    assert variance["dynamic_programming"] < 0.8 * variance["imitation"]
+
+
+def test_a_stale_copy_takes_over_the_roll_in(corpus: str, expert: Path, stored: Path, tmp_path: Path) -> None:
+    policy = config.Rollin(alignments=str(stored), block_size=4, refresh_every=5)
+    trained_on(corpus, tmp_path, policy, objective="dynamic_programming", start_from=str(expert), steps=12)
+    assert [p.stem for p in sorted((tmp_path / "stale").iterdir())] == ["step-00000005", "step-00000010"]
+    _, vocabulary = models.load(expert)
+    fresh = rollin.AlignmentStore(training.stale_path(tmp_path, 10))
+    for utterance in manifest.Manifest(corpus):
+        assert alignments.collapse(fresh(utterance.id)) == vocabulary.encode(utterance.text)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant"])
+def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
+    given = config.Training(learning_rate=1.0, warmup_steps=10, steps=100, schedule=schedule)  # type: ignore[arg-type]
+    rates = [training.learning_rate(given, step) for step in range(100)]
+    assert rates[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+    assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
+    assert rates[-1] == pytest.approx(
+        {"cosine": 0.01, "inverse_sqrt": 0.316, "constant": 1.0}[schedule], abs=5e-3
+    )
+
+
+def test_averaged_weights_lie_between(corpus: str, tmp_path: Path) -> None:
+    trained_on(corpus, tmp_path / "run", steps=30, average=0.9)
+    averaged = load_file(tmp_path / "run" / "model" / models.WEIGHTS)
+    _, tensors = checkpoints.load(checkpoints.latest(tmp_path / "run" / "checkpoints"))  # type: ignore[arg-type]
+    assert torch.equal(averaged["output.weight"], tensors["average.output.weight"])
+    assert not torch.equal(averaged["output.weight"], tensors["model.output.weight"])
+
+
+def test_given_vectors_are_a_front_end_of_their_own(tmp_path: Path) -> None:
+    """Frame vectors from .npy files: each letter its own direction, twice as many vectors as letters."""
+    path = given_vectors(tmp_path)
+    settings = settings_for(path, steps=120)
+    settings = replace(
+        settings, front_end=config.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02, stack=2)
+    )
+    training.train(settings, tmp_path / "run")
+    assert last_validation(tmp_path / "run")["wer_1"] == 0.0
+
+
+def given_vectors(folder: Path, spoilt: int = -1) -> str:
+    random = np.random.default_rng(0)
+    directions = random.normal(size=(9, 6))
+    made = []
+    for i in range(6):
+        text = tones.sentence(random, 2)
+        rows = [directions[(" " + tones.ALPHABET).index(letter)] for letter in text for _ in range(6)]
+        vectors = np.array(rows) + 0.01 * random.normal(size=(len(rows), 6))
+        if i == spoilt:
+            vectors[3] = np.nan
+        np.save(folder / f"{i}.npy", vectors)
+        made.append(manifest.Utterance(f"utt{i}", str(folder / f"{i}.npy"), len(rows) * 0.02, text))
+    manifest.write(folder / "given.jsonl", made)
+    return str(folder / "given.jsonl")
+
+
+# --- it survives
+
+
+def command_for(corpus: str, folder: Path, **changed: object) -> list[str]:
+    settings = settings_for(corpus, **changed)
+    (folder / "some.toml").write_text(
+        config.to_toml({name: getattr(settings, name) for name in vars(settings)})
+    )
+    return ["train", "--config", str(folder / "some.toml"), "--output"]
+
+
+def steps_logged(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+@pytest.mark.parametrize("objective", ["ctc", "dynamic_programming"])
+def test_a_killed_run_ends_with_the_same_weights(
+    corpus: str, stored: Path, tmp_path: Path, objective: str
+) -> None:
+    changed = {"steps": 40, "checkpoint_every": 7, "log_every": 1, "average": 0.9, "objective": objective}
+    words = [*command_for(corpus, tmp_path, **changed), str(tmp_path / "killed")]
+    options = ["--rollin.alignments", str(stored), "--model.dropout", "0.1", "--data.batch_seconds", "4"]
+    imputer(*words[:-1], str(tmp_path / "whole"), *options)
+    for until in (9, 23):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "imputer", *words, *options], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+        )
+        while steps_logged(tmp_path / "killed") < until and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    imputer(*words, *options)
+    for name in ("model.safetensors", "config.toml", "tokenizer.model"):
+        assert (tmp_path / "killed/model" / name).read_bytes() == (
+            tmp_path / "whole/model" / name
+        ).read_bytes()
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "killed/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [step for step in steps if step < 40] == list(range(1, 40))
+
+
+def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path) -> None:
+    words = [*command_for(corpus, tmp_path, steps=100_000, log_every=1), str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imputer", *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    while steps_logged(tmp_path / "run") < 3:
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.terminate()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert "the same command goes on from there" in said
+    assert checkpoints.latest(tmp_path / "run/checkpoints") is not None
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    progress = checkpoints.Progress(step=1)
+    checkpoints.save(tmp_path, progress, {"x": torch.ones(10)}, keep=2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        with pytest.raises(ImputerError, match=r"cannot write .*step-00000002"):
+            checkpoints.save(tmp_path, replace(progress, step=2), {"x": torch.ones(10_000)}, keep=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
+    assert checkpoints.load(tmp_path / "step-00000001.safetensors")[0].step == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = imputer(*command_for(corpus, tmp_path), str(tmp_path / "file" / "run"), check=False)
+    assert said.returncode == 2
+    assert said.stderr.startswith("imputer: cannot write to the run folder")
+
+
+def test_a_loss_that_is_no_number_is_skipped_then_stops_the_run(tmp_path: Path) -> None:
+    settings = settings_for(given_vectors(tmp_path, spoilt=2), steps=40, nonfinite_limit=3, log_every=1)
+    settings = replace(
+        settings,
+        front_end=config.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02),
+        data=replace(settings.data, batch_seconds=1.0, valid=()),
+    )
+    with pytest.raises(ImputerError, match=r"no finite number in 4 steps.*utt2"):
+        training.train(settings, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    skipped = [line["skipped"] for line in lines if isinstance(line.get("skipped"), list)]
+    assert len(skipped) == 4
+    assert all("utt2" in group for group in skipped)
+    assert any("learning_rate" in line for line in lines)  # the other batches did count
+
+
+def test_a_damaged_recording_is_dropped_and_counted(corpus: str, tmp_path: Path) -> None:
+    good = [replace(u, audio_filepath=os.path.abspath(u.audio_filepath)) for u in manifest.Manifest(corpus)]
+    (tmp_path / "bad.wav").write_bytes(b"RIFF but no sound")
+    manifest.write(
+        tmp_path / "m.jsonl", [*good, manifest.Utterance("bad", str(tmp_path / "bad.wav"), 1.0, "abc")]
+    )
+    trained_on(str(tmp_path / "m.jsonl"), tmp_path / "run", steps=2, log_every=1)
+    last = (tmp_path / "run/metrics.jsonl").read_text().splitlines()[-2]
+    assert json.loads(last)["dropped"] >= 1
+    settings = settings_for(str(tmp_path / "m.jsonl"), steps=2)
+    with pytest.raises(ImputerError, match="bad"):
+        training.train(replace(settings, data=replace(settings.data, strict=True)), tmp_path / "strict")
+
+
+# --- many ranks
+
+
+def test_two_ranks_take_the_steps_of_one(corpus: str, stored: Path, tmp_path: Path) -> None:
+    changed = {"steps": 12, "batches_per_step": 2, "objective": "dynamic_programming"}
+    words = command_for(corpus, tmp_path, **changed)
+    options = ["--rollin.alignments", str(stored), "--model.dropout", "0.1", "--data.batch_seconds", "3"]
+    imputer(*words, str(tmp_path / "one"), *options)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*torchrun, "-m", "imputer", *words, str(tmp_path / "two"), *options],
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+    )
+    one, two = (load_file(tmp_path / name / "model" / models.WEIGHTS) for name in ("one", "two"))
+    for name in one:
+        assert torch.allclose(one[name], two[name], atol=1e-5), name
+
+
+def test_two_ranks_align_what_one_does(corpus: str, expert: Path, stored: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["align", "--manifest", corpus, "--model", str(expert), "--store", str(tmp_path / "two")]
+    subprocess.run(
+        [*torchrun, "-m", "imputer", *words, "--batch-seconds", "4"],
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+    )
+    one, two = rollin.AlignmentStore(stored), rollin.AlignmentStore(tmp_path / "two")
+    assert sorted(one.names) == sorted(two.names)
+    assert all(one(name) == two(name) for name in one.names)
+    assert [p.name for p in tmp_path.iterdir()] == ["two"]
+
+
+def test_ranks_share_every_epoch_without_overlap_or_loss(corpus: str, tmp_path: Path) -> None:
+    settings = settings_for(corpus)
+    settings = replace(settings, data=replace(settings.data, batch_seconds=3.0))
+    run = training.prepare(settings, tmp_path, Ranks())
+    order = []
+    for rank in range(3):
+        stream = replace(run.stream, ranks=Ranks(rank, 3)).batches(0, 0)
+        order += [(e, i, tuple(batch.ids)) for e, i, batch in (next(stream) for _ in range(8))]
+    alone = run.stream.batches(0, 0)
+    assert sorted(order) == [(e, i, tuple(batch.ids)) for e, i, batch in (next(alone) for _ in range(24))]
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--training.objective", "imitation"], "needs rollin.alignments"),
+        (["--rollin.masking", "checkers"], "rollin.masking = 'checkers', but there are"),
+        (["--data.train", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--training.stepps", "3"], "did you mean training.steps"),
+        (["--training.steps", "0"], "training.steps = 0"),
+        (["--front_end.name", "ear"], "front_end.name = 'ear'"),
+        (["--steps", "3"], "options of the configuration look like --section.key"),
+        (["--training.start_from", "nowhere"], "no model folder nowhere"),
+        (
+            ["--rollin.alignments", "no.file", "--training.objective", "imitation"],
+            "cannot read alignments no.file",
+        ),
+    ],
+)
+def test_mistakes_are_one_line_and_code_two(
+    corpus: str, tmp_path: Path, options: list[str], says: str
+) -> None:
+    said = imputer(*command_for(corpus, tmp_path), str(tmp_path / "run"), *options, check=False)
+    assert (said.returncode, says in said.stderr) == (2, True), said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_a_resumed_run_refuses_another_configuration(corpus: str, tmp_path: Path) -> None:
+    trained_on(corpus, tmp_path, steps=3)
+    with pytest.raises(UsageError, match=r"another configuration: training.learning_rate: 0.003 -> 0.001"):
+        trained_on(corpus, tmp_path, steps=3, learning_rate=1e-3)
+    trained_on(corpus, tmp_path, steps=3, log_every=7)  # that may change
+
+
+def test_an_expert_with_another_tokenizer_is_refused(corpus: str, stored: Path, tmp_path: Path) -> None:
+    settings = replace(
+        settings_for(corpus, objective="imitation"),
+        vocabulary=config.Vocabulary(units="bpe", size=14),
+        rollin=config.Rollin(alignments=str(stored)),
+    )
+    with pytest.raises(UsageError, match="its tokenizer is"):
+        training.train(settings, tmp_path / "run")
+
+
+def test_alignments_of_another_corpus_are_refused(stored: Path, expert: Path, tmp_path: Path) -> None:
+    other = tones.make(str(tmp_path / "other"), 3, seed=1)
+    settings = replace(
+        settings_for(other, objective="imitation"),
+        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        rollin=config.Rollin(alignments=str(stored)),
+    )
+    with pytest.raises(UsageError, match="has no alignment for 3 of 3 utterances"):
+        training.train(settings, tmp_path / "run")
