@@ -131,7 +131,7 @@ def test_ctm():
 @given(st.lists(st.integers(0, 7), max_size=40))
 def test_textgrid_has_no_holes(alignment):
     result = transcript(alignment)
-    text = FORMATS["TextGrid"](result, "x")
+    text = FORMATS["textgrid"](result, "x")
     assert text.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n\nxmin = 0\n')
     until = float(re.search(r"^xmax = (.*)$", text, re.MULTILINE).group(1))
     for title, items in (("words", result.words), ("tokens", result.tokens)):

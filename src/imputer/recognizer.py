@@ -169,11 +169,12 @@ class Recognizer:
         sample_rate: int | None = None,
         window: float = WINDOW_SECONDS,
         overlap: float = OVERLAP_SECONDS,
+        heard: Callable[[float], None] | None = None,
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
         """Yield (place, transcript), or (place, what is wrong with it), for every recording when it is done.
 
         Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is not that of the sources,
-        but not far from it either, and the sources may be without end.
+        but not far from it either, and the sources may be without end. ``heard(seconds)`` is told of every batch.
         """
         frames, hop = windows.in_frames(window, overlap, self.frame_seconds)
         place, waiting = 0, iter(sources)
@@ -190,6 +191,8 @@ class Recognizer:
                     place += 1
                 for batch in _batches(cuts):
                     yield from self._decode_cuts(batch, hop, manner or Manner())
+                    if heard:
+                        heard(sum(cut.seconds for cut in batch))
 
     def transcribe_batch(
         self,

@@ -48,7 +48,8 @@ def open_recording(source: Audio, stack: ExitStack, given_rate: int | None, samp
     copy: Any = stack.enter_context(tempfile.NamedTemporaryFile(prefix="imputer-"))  # noqa: SIM115
     shutil.copyfileobj(source, copy)
     copy.flush()
-    return _file(copy.name, str(getattr(source, "name", "the audio stream")), sample_rate)
+    name = str(getattr(source, "name", "the audio stream"))
+    return _file(copy.name, "standard input" if name == "<stdin>" else name, sample_rate)
 
 
 def mono(wave: Waveform) -> np.ndarray:

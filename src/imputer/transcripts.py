@@ -198,7 +198,7 @@ FORMATS: dict[str, Callable[[Transcript, str], str]] = {
     "srt": srt,
     "vtt": vtt,
     "ctm": ctm,
-    "TextGrid": textgrid,
+    "textgrid": textgrid,
 }
 
 

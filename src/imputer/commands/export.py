@@ -1,0 +1,27 @@
+"""`imputer export`."""
+
+from pathlib import Path
+
+
+def export(model: str, output: Path, *, int8: bool = True) -> None:
+    """Write a model as ONNX, in float32 and int8, for `--runtime onnx` and `--runtime onnx-int8`.
+
+    The folder holds encode.onnx (once an utterance) and impute.onnx (once a pass), both for any batch and any
+    length, their int8 forms, and the model's configuration and tokenizer. The result is compared with torch.
+
+    Parameters
+    ----------
+    model
+        A model folder, or the name of a shipped model.
+    output
+        The folder to write.
+    int8
+        Also write encode.int8.onnx and impute.int8.onnx.
+    """
+    from imputer import export as exporting
+    from imputer.recognizer import model_folder
+
+    differences = exporting.export(model_folder(model), output, int8=int8)
+    for path in sorted(output.glob("*.onnx")):
+        print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
+    print("largest difference from torch:", ", ".join(f"{part} {d:.1e}" for part, d in differences.items()))

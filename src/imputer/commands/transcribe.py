@@ -1,0 +1,180 @@
+"""`imputer transcribe`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from imputer.errors import ImputerError, UsageError
+
+if TYPE_CHECKING:
+    from imputer.recognizer import Recognizer
+    from imputer.transcripts import Transcript
+
+ENDINGS = {
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
+    *(".sph", ".wv1", ".wv2"),
+    *(".m4a", ".mp4", ".webm"),  # with the extra imputer-asr[media]
+}
+ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be strung together on standard output
+
+Strategy = Literal[
+    "block", "alternate_sub_block", "right_most_last", "top_k", "annealing", "annealing_random", "adaptive"
+]
+
+
+def transcribe(
+    *files: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    model: str = "english",
+    format: Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"] = "txt",
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    block_size: int | None = None,
+    strategy: Strategy = "block",
+    runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
+    device: str = "cpu",
+    window: float = 24.0,
+    overlap: float = 4.0,
+    show: bool = False,
+) -> None:
+    """Write down what is said in audio files, folders of them, or standard input (-).
+
+    A file that cannot be read is named and the others are still transcribed; the exit code is then 1, or 2 if
+    there is no such file.
+
+    Parameters
+    ----------
+    files
+        Audio files of any kind, folders to search for them, or - for standard input.
+    model
+        A model folder, or the name of a shipped model.
+    format
+        txt: the words. json: words and tokens with times and confidences. srt, vtt: subtitles. ctm: a line a
+        word. textgrid: for Praat.
+    output
+        A folder that takes one file for each recording; a file if there is one recording; else standard output.
+    block_size
+        Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
+    strategy
+        What each pass commits; adaptive takes as few passes as the speech allows.
+    runtime
+        onnx and onnx-int8 want a folder written by `imputer export`.
+    device
+        cpu, or what torch calls another: cuda, mps.
+    window
+        Longest piece decoded at once, in seconds; longer recordings are cut and joined.
+    overlap
+        What neighbouring pieces share, in seconds.
+    show
+        Show the alignment being filled in, pass by pass.
+    """
+    from imputer.recognizer import Manner, Recognizer
+
+    manner = Manner(block_size, strategy, trace=show)  # a bad option is told before anything is read
+    sources = list(_sources(files))
+    target = _target(output, sources, format)
+    recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
+    failures: list[ImputerError] = []
+    for name, result in _in_order(recognizer, sources, manner, window, overlap):
+        if isinstance(result, ImputerError):
+            print(f"imputer: {result}", file=sys.stderr)
+            failures.append(result)
+        elif show:
+            _show(result, name, block_size or recognizer.model.settings.block_size)
+        else:
+            _write(result, name, format, target, several=len(sources) > 1)
+    if failures:
+        sys.exit(max(error.exit_code for error in failures))
+
+
+def _sources(files: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """(name, source) of every recording: folders searched, "-" standing for standard input."""
+    if not files:
+        raise UsageError("nothing to transcribe: give audio files, folders, or - for standard input")
+    for file in files:
+        if file == "-":
+            if sys.stdin.isatty():
+                raise UsageError("- stands for audio on standard input, but there is only the keyboard")
+            yield "standard input", sys.stdin.buffer
+        elif file.startswith("-"):
+            raise UsageError(f"unknown option {file}; a file of that name can be given as ./{file}")
+        elif Path(file).is_dir():
+            found = sorted(p for p in Path(file).rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+            if not found:
+                raise UsageError(f"the folder {file} holds no audio ({' '.join(sorted(ENDINGS))})")
+            yield from ((str(path), path) for path in found)
+        else:
+            yield file, file
+
+
+def _target(output: Path | None, sources: list[tuple[str, Any]], format: str) -> Path | None:
+    """Where to write: None for standard output, a folder for several recordings, a folder or a file for one."""
+    if output is None:
+        if len(sources) > 1 and format in ONE_FILE_EACH:
+            raise UsageError(f"{len(sources)} recordings as {format} need a folder: add --output FOLDER")
+        return None
+    if len(sources) > 1 and output.is_file():
+        raise UsageError(f"--output {output} is a file, but {len(sources)} recordings need a folder")
+    if len(sources) == 1 and not output.is_dir() and output.suffix:
+        return output
+    output.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def _in_order(
+    recognizer: "Recognizer", sources: list[tuple[str, Any]], manner: Any, window: float, overlap: float
+) -> Iterator[tuple[str, Any]]:
+    """(name, transcript or error) in the order asked for, while a bar counts the seconds of audio."""
+    from imputer import progress
+
+    waiting: dict[int, Any] = {}
+    following = 0
+    with progress.bar("transcribing", _seconds(sources), unit="s") as advance:
+        done = recognizer.each(
+            (source for _, source in sources), manner, window=window, overlap=overlap, heard=advance
+        )
+        for place, result in done:
+            waiting[place] = result
+            while following in waiting:
+                yield sources[following][0], waiting.pop(following)
+                following += 1
+
+
+def _seconds(sources: list[tuple[str, Any]]) -> float | None:
+    """All audio there is, for the bar; a source that cannot be told beforehand leaves it open."""
+    from imputer import audio
+
+    total = 0.0
+    for _, source in sources:
+        if not isinstance(source, str | Path):
+            return None
+        try:
+            total += audio.info(source).seconds
+        except ImputerError:
+            continue  # told in its turn
+    return round(total) or None
+
+
+def _write(transcript: "Transcript", name: str, format: str, target: Path | None, *, several: bool) -> None:
+    from imputer import files, transcripts
+
+    written = transcripts.FORMATS[format](transcript, name)
+    if target is None:
+        print(f"{name}: {written}" if several and format == "txt" else written, end="", flush=True)
+        return
+    ending = "TextGrid" if format == "textgrid" else format
+    stem = "stdin" if name == "standard input" else Path(name).name
+    path = target / f"{stem}.{ending}" if target.is_dir() else target
+    with files.replacing(path) as temporary:
+        temporary.write_text(written, encoding="utf-8")
+
+
+def _show(transcript: "Transcript", name: str, block_size: int) -> None:
+    from rich.console import Console
+
+    from imputer import animation
+
+    console = Console()
+    animation.show(transcript, name, block_size=block_size, console=console)
+    console.print(transcript.text, markup=False, highlight=False)

@@ -1,0 +1,134 @@
+"""Exported models: any batch, any length, the same text as torch."""
+
+import builtins
+import io
+import shutil
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+
+import numpy as np
+import pytest
+import torch
+
+import tones
+from imputer import cli, decoding, export
+from imputer.errors import UsageError
+from imputer.recognizer import Recognizer
+
+
+def call(*arguments):
+    """Run the program; its exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["imputer", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    return end.value.code or 0, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """``model`` and what the command makes of it, ``onnx``."""
+    place = tmp_path_factory.mktemp("export")
+    tones.save(place / "model")
+    code, out, err = call("export", place / "model", place / "onnx")
+    assert (code, err) == (0, "") and "largest difference from torch" in out
+    assert all(f"{part}{kind}.onnx" in out for part in export.PARTS for kind in ("", ".int8"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def spoken():
+    random = np.random.default_rng(8)
+    texts = [tones.sentence(random, int(n)) for n in random.integers(1, 9, 12)]
+    return texts, [tones.speak(text, 700 + n)[0] for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("strategy", list(decoding.STRATEGIES))
+def test_float32_gives_the_text_of_torch(folders, spoken, strategy):
+    theirs = Recognizer.from_pretrained(folders / "onnx", runtime="onnx")
+    ours = Recognizer.from_pretrained(folders / "model")
+    options = {"block_size": 5, "strategy": strategy}
+    for a, b in zip(
+        ours.transcribe(spoken[1], **options), theirs.transcribe(spoken[1], **options), strict=True
+    ):
+        assert (a.text, a.passes) == (b.text, b.passes)
+        assert [(t.piece, t.frame) for t in a.tokens] == [(t.piece, t.frame) for t in b.tokens]
+
+
+def test_int8_is_another_program_and_still_right(folders, spoken):
+    quantised = Recognizer.from_pretrained(folders / "onnx", runtime="onnx-int8")
+    texts, samples = spoken
+    assert [t.text for t in quantised.transcribe(samples)] == texts
+    for part in export.PARTS:
+        assert (folders / "onnx" / f"{part}.int8.onnx").stat().st_size < (
+            folders / "onnx" / f"{part}.onnx"
+        ).stat().st_size
+
+
+@pytest.mark.parametrize("lengths", [[1], [200], [5, 90, 33, 1], [64] * 9])
+def test_any_batch_and_any_length(folders, lengths):
+    network, _ = export.load(folders / "onnx")
+    ours = tones.trained()
+    counts = torch.tensor(lengths)
+    features = torch.randn(len(lengths), max(lengths), 240)
+    with torch.no_grad():
+        acoustic, frame_lengths = ours.encode(features, counts)
+        partial = torch.randint(0, ours.mask + 1, acoustic.shape[:2])
+        log_probs = ours.impute(acoustic, frame_lengths, partial)
+    acoustic2, frame_lengths2 = network.encode(features, counts)
+    inside = torch.arange(acoustic.shape[1]) < frame_lengths[:, None]
+    assert torch.equal(frame_lengths, frame_lengths2)
+    assert torch.allclose(acoustic[inside], acoustic2[inside], atol=1e-4)
+    assert torch.allclose(
+        log_probs[inside], network.impute(acoustic, frame_lengths, partial)[inside], atol=1e-3
+    )
+
+
+def test_both_topologies_and_other_shapes_export(folders, tmp_path):
+    network = tones.untrained(width=32, layers=1, merge_repeats=True)
+    export.model.save(tmp_path / "merging", network, tones.vocabulary())
+    differences = export.export(tmp_path / "merging", tmp_path / "out", int8=False)
+    assert max(differences.values()) < 1e-4
+    loaded, _ = export.load(tmp_path / "out")
+    assert loaded.merge_repeats and sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "config.toml",
+        "encode.onnx",
+        "impute.onnx",
+        "tokenizer.model",
+    ]
+    with pytest.raises(UsageError, match=r"has no encode\.int8\.onnx"):
+        export.load(tmp_path / "out", int8=True)
+
+
+def test_bad_folders(folders, tmp_path):
+    with pytest.raises(UsageError, match=r"has no encode\.onnx; .* imputer export"):
+        export.load(folders / "model")
+    for name in ("encode.onnx", "impute.onnx", "tokenizer.model", "config.toml"):
+        damaged = tmp_path / name
+        shutil.copytree(folders / "onnx", damaged)
+        content = (damaged / name).read_bytes()
+        (damaged / name).write_bytes(content[: len(content) // 2 - 3])
+        with pytest.raises(ValueError, match=name):
+            export.load(damaged)
+        (damaged / name).unlink()
+        with pytest.raises(UsageError, match=f"has no {name}"):
+            export.load(damaged)
+
+
+def test_a_missing_extra_says_how_to_get_it(folders, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **options):
+        if name.partition(".")[0] == "onnxscript":
+            raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr("importlib.import_module", lambda name: without(name))
+    with pytest.raises(UsageError, match=r"onnxscript: pip install 'imputer-asr\[export\]'"):
+        export.export(folders / "model", tmp_path / "x")
+
+
+def test_the_callers_mistakes(tmp_path):
+    code, _, err = call("export", "nowhere", tmp_path / "p")
+    assert code == 2 and err == "imputer: no model folder nowhere\n"

@@ -1,0 +1,195 @@
+"""`imputer transcribe`, through the program's own entry."""
+
+import io
+import json
+import sys
+import typing
+
+import numpy as np
+import pytest
+import soundfile
+from rich.console import Console
+
+import tones
+from imputer import animation, cli, decoding, transcripts
+from imputer.commands import transcribe as command
+from imputer.transcripts import from_alignment
+
+TEXTS = {"a.wav": "goluba midago ba lu", "b.flac": "ba ba lu", "c.ogg": "midago"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tones.save(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "recordings"
+    (place / "inner").mkdir(parents=True)
+    for number, (name, text) in enumerate(TEXTS.items()):
+        where = place / "inner" if name == "c.ogg" else place
+        soundfile.write(where / name, tones.speak(text, 600 + number)[0], tones.RATE)
+    (place / "notes.txt").write_text("no audio")
+    return place
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["imputer", "transcribe", *map(str, arguments)])
+        stream = io.BytesIO(stdin)
+        stream.name = "<stdin>"
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_one_file_prints_its_words_and_nothing_else(run, model, folder):
+    assert run(folder / "a.wav", "--model", model) == (0, TEXTS["a.wav"] + "\n", "")
+
+
+def test_folders_are_searched_and_files_named_in_order(run, model, folder):
+    code, out, _ = run(folder, "--model", model)
+    paths = [folder / "a.wav", folder / "b.flac", folder / "inner" / "c.ogg"]
+    assert code == 0
+    assert out.splitlines() == [f"{p}: {t}" for p, t in zip(paths, TEXTS.values(), strict=True)]
+
+
+def test_standard_input(run, model, folder):
+    content = (folder / "b.flac").read_bytes()
+    assert run("-", "--model", model, stdin=content)[:2] == (0, TEXTS["b.flac"] + "\n")
+    code, _, err = run("-", "--model", model, stdin=b"")
+    assert code == 1 and "standard input" in err and "empty" in err
+
+
+@pytest.mark.parametrize("format", list(transcripts.FORMATS))
+def test_every_format_to_a_folder_and_a_file(run, model, folder, tmp_path, format):
+    out = tmp_path / "out"
+    code, printed, _ = run(folder, "--model", model, "--format", format, "--output", out)
+    ending = "TextGrid" if format == "textgrid" else format
+    assert (code, printed) == (0, "")
+    assert sorted(p.name for p in out.iterdir()) == sorted(f"{name}.{ending}" for name in TEXTS)
+    assert "midago" in (out / f"c.ogg.{ending}").read_text().replace("\n", " ")
+    single = tmp_path / "single.out"
+    assert run(folder / "a.wav", "--model", model, "--format", format, "-o", single)[0] == 0
+    assert single.read_text()
+
+
+def test_json_lines_hold_times(run, model, folder):
+    _, out, _ = run(
+        folder / "a.wav", folder / "b.flac", "--model", model, "--format", "json", "--block-size", 4
+    )
+    first, second = map(json.loads, out.splitlines())
+    assert first["text"] == TEXTS["a.wav"] and first["passes"] == 4 and second["name"].endswith("b.flac")
+    assert [w["text"] for w in second["words"]] == ["ba", "ba", "lu"]
+    assert all(
+        0 <= w["start"] < w["end"] <= second["seconds"] and 0 < w["confidence"] <= 1 for w in second["words"]
+    )
+
+
+@pytest.mark.parametrize("strategy", list(decoding.STRATEGIES))
+def test_every_strategy(run, model, folder, strategy):
+    assert run(folder / "a.wav", "--model", model, "--strategy", strategy)[1] == TEXTS["a.wav"] + "\n"
+
+
+def test_the_options_name_every_strategy_and_format():
+    assert set(typing.get_args(command.Strategy)) == set(decoding.STRATEGIES)
+    hints = typing.get_type_hints(command.transcribe)
+    assert set(typing.get_args(hints["format"])) == set(transcripts.FORMATS)
+
+
+def test_bad_files_are_named_and_the_others_transcribed(run, model, folder, tmp_path):
+    empty, short, damaged = tmp_path / "empty.wav", tmp_path / "short.wav", tmp_path / "damaged.wav"
+    soundfile.write(empty, np.zeros(0), tones.RATE)
+    soundfile.write(short, np.zeros(99), tones.RATE)
+    damaged.write_bytes(b"RIFF but not really")
+    code, out, err = run(empty, folder / "a.wav", short, damaged, "--model", model)
+    assert code == 1 and out == f"{folder / 'a.wav'}: {TEXTS['a.wav']}\n"
+    assert [line.split(":")[1].strip() for line in err.splitlines()] == [str(empty), str(short), str(damaged)]
+    assert "less than one frame" in err and "Traceback" not in err
+    code, out, err = run(tmp_path / "gone.wav", folder / "a.wav", "--model", model)
+    assert code == 2 and TEXTS["a.wav"] in out and err == f"imputer: {tmp_path / 'gone.wav'}: no such file\n"
+
+
+def test_the_callers_mistakes(run, model, folder, tmp_path):
+    wav, bare = folder / "a.wav", tmp_path / "bare"
+    bare.mkdir()
+    mistakes = {
+        (): "nothing to transcribe",
+        (wav, "--model", "nowhere"): "no model folder nowhere",
+        (wav, "--model", model, "--block-size", 0): "block size must be a whole number of at least 1, got 0",
+        (wav, "--model", model, "--block-size", -2): "got -2",
+        (wav, "--model", model, "--overlap", 30): "overlap",
+        (wav, "--model", model, "--runtime", "onnx"): "imputer export",
+        (folder, "--model", model, "--format", "srt"): "--output FOLDER",
+        (wav, "--modle", model): "unknown option --modle",
+        (bare, "--model", model): "holds no audio",
+    }
+    for arguments, message in mistakes.items():
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1, (arguments, err)
+    assert run(wav, "--model", model, "--strategy", "best")[0] == 2
+    assert run(wav, "--model", model, "--block-size", "many")[0] == 2
+
+
+def test_long_recordings_with_a_window(run, model, tmp_path):
+    text = tones.sentence(np.random.default_rng(3), 25)
+    path = tmp_path / "long.wav"
+    soundfile.write(path, tones.speak(text, 3, pause=0.5)[0], tones.RATE)
+    assert run(path, "--model", model, "--window", 8, "--overlap", 2)[1] == text + "\n"
+
+
+def test_show_prints_every_pass_where_there_is_no_terminal(run, model, folder):
+    code, out, _ = run(folder / "a.wav", "--model", model, "--show", "--block-size", 4)
+    assert code == 0 and [f"pass {n}" in out for n in range(6)] == [True] * 5 + [False]
+    assert out.endswith(TEXTS["a.wav"] + "\n")
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert set(rows[0]) <= set("│∅ ") and "∅" not in rows[-1] and "[go" in out
+
+
+class Letters:
+    def pieces(self, ids):
+        return [["", "▁have", "▁l", "ive", "▁"][i] for i in ids]
+
+
+def traced(alignment, trace):
+    return from_alignment(
+        alignment, [1.0] * len(alignment), Letters(), frame_seconds=0.04, seconds=1.0, passes=len(trace), trace=trace,
+        mask=9,
+    )  # fmt: skip
+
+
+def test_the_animation_keeps_cells_in_place_and_within_the_width():
+    final = [0, 1, 0, 2, 0, 3, 0, 0, 4, 0, 0]
+    half = [9, 1, 9, 2, 9, 9, 0, 9, 9, 9, 0]
+    transcript = traced(final, [half, final])
+    for width in (8, 13, 20, 80):
+        frames = [
+            [line.plain for line in lines]
+            for lines in animation.passes(transcript, block_size=4, width=width)
+        ]
+        assert len(frames) == 3 and len({tuple(map(len, lines)) for lines in frames}) == 1
+        assert all(len(line) <= width for lines in frames for line in lines)
+        assert "".join(frames[-1]).replace("│", "") == "_[have_[l_ive__[__"
+    wide = frames[-1]
+    assert wide == ["│_[have_[l│_ive__│[__│"]
+    with pytest.raises(ValueError, match="trace"):
+        list(
+            animation.passes(
+                from_alignment([0], [1.0], Letters(), frame_seconds=1, seconds=1), block_size=2, width=9
+            )
+        )
+
+
+def test_the_animation_plays_in_a_terminal():
+    final = [0, 1, 0, 2]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=40, height=10)
+    animation.show(traced(final, [[9, 1, 9, 9], final]), "x.wav", block_size=2, console=console, pause=0.0)
+    written = screen.getvalue()
+    assert "pass 0" in written and "pass 2" in written and "[have" in written
