@@ -1,0 +1,210 @@
+"""`imputer evaluate`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from imputer.commands.transcribe import Strategy
+from imputer.errors import UsageError
+
+if TYPE_CHECKING:
+    from imputer.evaluation import Evaluation
+    from imputer.manifest import Utterance
+    from imputer.recognizer import Recognizer
+
+
+def evaluate(
+    manifest: Path,
+    *,
+    model: str = "english",
+    compare: str = "",
+    block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
+    strategy: Annotated[list[Strategy] | None, Parameter(consume_multiple=True)] = None,
+    runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
+    device: str = "cpu",
+    limit: int | None = None,
+    worst: int = 3,
+    json: Path | None = None,
+) -> None:
+    """Score a model on a manifest: word and character error rates with 95 % intervals, passes, speed.
+
+    Intervals come from resampling utterances. Several block sizes or strategies give a row each. The exit code
+    is 1 if some recordings could not be read; the others are scored.
+
+    Parameters
+    ----------
+    manifest
+        Utterances with their texts, as `imputer prepare` writes them.
+    model
+        A model folder, or the name of a shipped model.
+    compare
+        A second model to compare with, utterance by utterance.
+    block_size
+        Passes of the network, one or more: --block-size 1 4 8. The model's own if not given.
+    strategy
+        What each pass commits, one or more.
+    runtime
+        onnx and onnx-int8 want a folder written by `imputer export`.
+    device
+        cpu, or what torch calls another: cuda, mps.
+    limit
+        Score this many utterances, spread evenly over the manifest.
+    worst
+        Show this many utterances with the most errors, word by word.
+    json
+        Also write everything to this file, every utterance included.
+    """
+    import itertools
+
+    from rich.console import Console
+
+    from imputer import evaluation
+    from imputer.manifest import Manifest
+    from imputer.recognizer import Manner, Recognizer
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    sizes: list[int | None] = [*block_size] if block_size else [None]
+    manners = [Manner(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
+    corpus = Manifest(manifest)
+    for problem in corpus.problems:
+        print(f"imputer: {problem}", file=sys.stderr)
+    utterances = [u for u in evaluation.spread(corpus, limit) if u.text.split()]
+    if not utterances:
+        raise UsageError(f"{manifest} has no texts to score against")
+    results: list[list[Evaluation]] = []
+    for name in [model, compare] if compare else [model]:
+        recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
+        _warn_of_strange_letters(recognizer, utterances)
+        results.append([_measured(recognizer, utterances, manner, name) for manner in manners])
+    console = Console()
+    console.print(_table(results, str(manifest)))
+    comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
+    for first, second, difference in comparisons:
+        console.print(_verdict(first, second, difference), highlight=False, markup=False, soft_wrap=True)
+    _print_worst(console, results[0][-1], worst)
+    if json:
+        _write_json(json, str(manifest), results, comparisons)
+    failed = {name: error for row in results for one in row for name, error in one.failed.items()}
+    for error in failed.values():
+        print(f"imputer: {error}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
+
+
+def _measured(
+    recognizer: "Recognizer", utterances: list["Utterance"], manner: Any, name: str
+) -> "Evaluation":
+    from imputer import evaluation, progress
+
+    total = round(sum(utterance.duration for utterance in utterances))
+    title = f"{name}, {manner.strategy} {manner.block_size or recognizer.model.settings.block_size}"
+    with progress.bar(title, total, unit="s") as advance:
+        return evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance)
+
+
+def _warn_of_strange_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
+    """Upper case against a lower-case model, say, would count every word as wrong."""
+    vocabulary = recognizer.vocabulary
+    known = set("".join(vocabulary.pieces(range(1, vocabulary.size + 1)))) | {" "}
+    strange = sorted({letter for u in utterances for letter in u.text if not letter.isspace()} - known)
+    if strange:
+        print(
+            f"imputer: the texts hold characters that this model never writes: {''.join(strange[:20])}",
+            file=sys.stderr,
+        )
+
+
+def _table(results: list[list["Evaluation"]], title: str) -> Any:
+    from rich.table import Table
+
+    from imputer import scoring
+
+    first = results[0][0]
+    table = Table(title=f"{title}: {len(first.utterances)} utterances", title_justify="left")
+    table.add_column("model")
+    table.add_column("strategy")
+    for heading in ("B", "passes", "WER %", "95 %", "S", "D", "I", "CER %", "95 %", "RTF"):
+        table.add_column(heading, justify="right")
+    for one in (one for row in results for one in row):
+        words, wer, cer = scoring.total([u.words for u in one.utterances]), one.wer, one.cer
+        table.add_row(
+            one.name,
+            one.strategy,
+            str(one.block_size),
+            f"{one.passes:.1f}",
+            f"{100 * wer.value:.2f}",
+            f"{100 * wer.low:.2f}-{100 * wer.high:.2f}",
+            *map(str, (words.substitutions, words.deletions, words.insertions)),
+            f"{100 * cer.value:.2f}",
+            f"{100 * cer.low:.2f}-{100 * cer.high:.2f}",
+            f"{one.real_time_factor:.3f}",
+        )
+    return table
+
+
+def _verdict(first: "Evaluation", second: "Evaluation", comparison: Any) -> str:
+    gap = comparison.difference
+    sure = "significant" if comparison.p_value < 0.05 else "not significant"
+    return (
+        f"{second.name} against {first.name} ({first.strategy}, B = {first.block_size}): "
+        f"{100 * gap.value:+.2f} points of WER, 95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}, "
+        f"p = {comparison.p_value:.4f}, {sure}"
+    )
+
+
+def _print_worst(console: Any, evaluated: "Evaluation", count: int) -> None:
+    from imputer import scoring
+
+    for one in evaluated.worst(count):
+        console.print(
+            f"\n{one.id}: errors {one.words.total}, words {one.words.length}", markup=False, highlight=False
+        )
+        rows = scoring.word_alignment(one.reference, one.hypothesis)
+        for said, heard in _side_by_side(rows, console.width - 7):
+            console.print(f"said   {said}", markup=False, highlight=False, no_wrap=True)
+            console.print(f"heard  {heard}", markup=False, highlight=False, no_wrap=True)
+
+
+def _side_by_side(rows: list[tuple[str, str, str]], width: int) -> list[tuple[str, str]]:
+    """Two lines, word under word; errors in capitals, stars where there is no word; wrapped together."""
+    lines: list[tuple[str, str]] = []
+    said = heard = ""
+    for kind, reference, hypothesis in rows:
+        wrong = kind != "equal"
+        a, b = (
+            (word.upper() or "*" * len(other)) if wrong else word
+            for word, other in ((reference, hypothesis), (hypothesis, reference))
+        )
+        space = max(len(a), len(b)) + 1
+        if said and len(said) + space > width:
+            lines.append((said.rstrip(), heard.rstrip()))
+            said = heard = ""
+        said, heard = said + a.ljust(space), heard + b.ljust(space)
+    return [*lines, (said.rstrip(), heard.rstrip())] if said else lines
+
+
+def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], comparisons: list[Any]) -> None:
+    import dataclasses
+    import json
+
+    from imputer import files
+
+    content = {
+        "manifest": manifest,
+        "evaluations": [one.to_dict() for row in results for one in row],
+        "comparisons": [
+            {
+                "first": first.name,
+                "second": second.name,
+                "block_size": first.block_size,
+                "strategy": first.strategy,
+                **dataclasses.asdict(comparison),
+            }
+            for first, second, comparison in comparisons
+        ],
+    }
+    with files.replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
