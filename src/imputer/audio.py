@@ -54,6 +54,8 @@ class _Opened(Protocol):
     frames: int
     samplerate: int
     channels: int
+    kind: str  # libsndfile's names of container ...
+    subtype: str  # ... and encoding
     repeatable: bool  # whether a slice is the same to the last bit whatever was read before
 
     def slice(self, start: int, count: int) -> np.ndarray: ...
@@ -81,21 +83,28 @@ def info(source: Source, *, check: bool = False) -> AudioInfo:
         if opened.frames < 1:
             raise ImputerError(f"{name}: the audio is empty (0 samples)")
         if check:
-            # Only floating point formats can hold a NaN; elsewhere a readable end means a readable whole.
-            floats = getattr(opened, "subtype", "") in ("FLOAT", "DOUBLE")
-            start = 0 if floats else max(0, opened.frames - opened.samplerate // 10)
-            _finite(_slice_frames(opened, name, start, opened.frames - start), name)
+            # Only floating point formats can hold a NaN, and only these two kinds tell of a missing end by
+            # failing to decode it; the others were asked when the file was opened.
+            floats, by_end = opened.subtype in ("FLOAT", "DOUBLE"), opened.kind in ("FLAC", "MP3")
+            start = 0 if floats else max(0, opened.frames - (opened.samplerate // 10 if by_end else 1))
+            if floats or by_end:
+                _finite(_slice_frames(opened, name, start, opened.frames - start), name)
         return AudioInfo(opened.frames / opened.samplerate, opened.samplerate, opened.channels)
 
 
 def write(path: str | Path, samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
     """Write mono 16-bit audio in the format of the name's ending, whole or not at all."""
-    from imputer.files import replacing
-
-    with replacing(path) as temporary:
-        soundfile.write(
-            temporary, np.clip(samples, -1.0, 1.0), sample_rate, format=Path(path).suffix[1:].upper()
-        )
+    path = Path(path)
+    # Not through imputer.files: a corpus is thousands of files, and waiting for the disk at each takes longest.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(temporary, np.clip(samples, -1.0, 1.0), sample_rate, format=path.suffix[1:].upper())
+        os.replace(temporary, path)
+    except (OSError, soundfile.SoundFileError) as error:
+        raise ImputerError(f"cannot write {path}: {_plain(error)}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _name(source: Source) -> str:
@@ -301,7 +310,7 @@ class _Backed:
     def __init__(self, file: "soundfile.SoundFile", preroll: int = 0) -> None:
         self.file, self.preroll = file, preroll
         self.frames, self.samplerate, self.channels = file.frames, file.samplerate, file.channels
-        self.subtype: str = file.subtype
+        self.kind, self.subtype = file.format, file.subtype
         self.repeatable = preroll == 0
 
     def slice(self, start: int, count: int) -> np.ndarray:
@@ -352,6 +361,7 @@ class _Vorbis(_Backed):
 class _Decoded:
     """A recording that had to be decoded whole."""
 
+    kind = subtype = ""
     repeatable = True
 
     def __init__(self, samples: np.ndarray, samplerate: int) -> None:

@@ -241,7 +241,7 @@ class Augmentation:
     """What may happen to training audio, drawn anew for each utterance and epoch; all off by default."""
 
     speed: tuple[float, ...] = ()  # factors, one drawn with equal chances: (0.9, 1.0, 1.1)
-    gain_db: tuple[float, float] | None = None  # lowest and highest change of level
+    gain_db: tuple[float, float] = (0.0, 0.0)  # lowest and highest change of level
     noise: float = 0.0  # probability of added noise
     noise_snr_db: tuple[float, float] = (5.0, 30.0)  # lowest and highest signal-to-noise ratio
     noise_kinds: tuple[str, ...] = ("white", "pink", "babble")
@@ -261,7 +261,7 @@ class Augmentation:
             raise ValueError(f"speed factors must lie in 0.25..4, got {self.speed}")
         for name in ("gain_db", "noise_snr_db"):
             low_high = getattr(self, name)
-            if low_high is not None and (len(low_high) != 2 or low_high[0] > low_high[1]):
+            if len(low_high) != 2 or low_high[0] > low_high[1]:
                 raise ValueError(f"{name} takes the lowest and the highest value, got {low_high}")
         unknown = set(self.noise_kinds) - set(NOISES)
         if unknown or (self.noise and not self.noise_kinds):
@@ -280,7 +280,7 @@ def augment_waveform(
     if augmentation.speed:
         choice = _integer(len(augmentation.speed), generator)
         waveform = speed_perturb(waveform, augmentation.speed[choice])
-    if augmentation.gain_db is not None:
+    if any(augmentation.gain_db):
         waveform = waveform * 10 ** (_between(*augmentation.gain_db, generator) / 20)
     if augmentation.noise and _uniform(generator) < augmentation.noise:
         kind = augmentation.noise_kinds[_integer(len(augmentation.noise_kinds), generator)]

@@ -1,0 +1,203 @@
+"""imputer prepare: a corpus, or a folder of recordings, into manifests."""
+
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from imputer.errors import UsageError
+
+if TYPE_CHECKING:
+    from imputer.corpora.checks import Report, Summary
+
+
+def prepare(
+    corpus: str | None = None,
+    source: Path | None = None,
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    split: tuple[str, ...] = (),
+    text: str = "",
+    tokenizer: Path | None = None,
+    frame_seconds: float = 0.04,
+    strict: bool = False,
+    workers: int = 1,
+    seed: int = 0,
+    download: Annotated[bool, Parameter(group="librispeech")] = False,
+    mirror: Annotated[str, Parameter(group="librispeech")] = "",
+    strings: Annotated[int, Parameter(group="digits")] = 120,
+    longest: Annotated[int, Parameter(group="digits")] = 10,
+    speakers_held_out: Annotated[int, Parameter(group="digits")] = 4,
+    valid_speakers: Annotated[str, Parameter(group="digits")] = "",
+    test_speakers: Annotated[str, Parameter(group="digits")] = "",
+    inspect: Path | None = None,
+) -> None:
+    """Turn a corpus or a folder of recordings into a manifest, or look into one.
+
+    imputer prepare folder recordings/ --output mine.jsonl
+    imputer prepare librispeech data/ --download --split dev-clean --output data/dev-clean.jsonl
+    imputer prepare digits audiomnist/ --output digits.jsonl
+    imputer prepare --inspect mine.jsonl
+
+    Parameters
+    ----------
+    corpus
+        folder, librispeech, wsj, kaldi, digits or lhotse.
+    source
+        Where the corpus lies.
+    output
+        The manifest to write; a corpus with parts writes one manifest a part, NAME-PART.jsonl.
+    split
+        Only this part of the corpus (may be repeated); a single one is written to the output itself.
+    text
+        The form of transcripts: plain (lower case, no marks but apostrophes), lower or keep.
+    tokenizer
+        Count this vocabulary's tokens, not characters, when dropping texts that their frames cannot hold.
+    frame_seconds
+        Seconds of audio in one output frame of the model to be trained.
+    strict
+        Stop at the first utterance that cannot be used instead of leaving it out.
+    workers
+        Processes for corpora that convert audio.
+    seed
+        What random choices start from.
+    download
+        Fetch the official archives of the parts first; a broken download is taken up again.
+    mirror
+        Fetch from this address instead of the official one.
+    strings
+        Strings to make for each speaker.
+    longest
+        Most digits in a string.
+    speakers_held_out
+        So many speakers for validation, and as many for test.
+    valid_speakers
+        Speakers for validation by name, with commas.
+    test_speakers
+        Speakers for test by name, with commas.
+    inspect
+        Only print what a manifest holds, and a histogram of its lengths.
+    """
+    if inspect is not None:
+        _inspect(inspect, strict)
+        return
+    if corpus is None or source is None or output is None:
+        raise UsageError("prepare needs a corpus, its folder and --output MANIFEST, or --inspect MANIFEST")
+    from imputer.corpora import CORPORA, Options
+    from imputer.corpora.checks import write_manifests
+    from imputer.progress import bar
+
+    if corpus not in CORPORA:
+        raise UsageError(f"no corpus {corpus!r}; there are {', '.join(CORPORA)}")
+    if strings < 1 or longest < 1 or speakers_held_out < 0 or workers < 1 or not frame_seconds > 0:
+        raise UsageError("strings, longest, workers and frame-seconds must be more than 0")
+    options = Options(
+        audio_folder=output.parent / f"{output.stem}-audio",
+        splits=split,
+        text=text,
+        seed=seed,
+        workers=workers,
+        download=download,
+        mirror=mirror,
+        strings=strings,
+        longest=longest,
+        speakers_held_out=speakers_held_out,
+        valid_speakers=_names(valid_speakers),
+        test_speakers=_names(test_speakers),
+    )
+    count = len
+    if tokenizer is not None:
+        from imputer.vocabulary import Vocabulary
+
+        vocabulary = Vocabulary.load(tokenizer)
+
+        def count(text: str) -> int:  # type: ignore[misc]
+            return len(vocabulary.encode(text))
+
+    found = CORPORA[corpus](source, options)
+    # Its first item comes after any download, which has a bar of its own.
+    first = list(islice(found, 1))
+    with bar(f"Preparing {corpus}", unit="utterances") as advance:
+        report = write_manifests(
+            chain(first, found),
+            output,
+            splits=split,
+            strict=strict,
+            count=count,
+            frame_seconds=frame_seconds,
+            advance=advance,
+        )
+    _print(report)
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name for name in (part.strip() for part in listed.split(",")) if name)
+
+
+def _inspect(path: Path, strict: bool) -> None:
+    from imputer.corpora.checks import Report, Summary
+    from imputer.corpora.common import Dropped
+    from imputer.manifest import Manifest
+
+    manifest = Manifest(path, strict=strict)
+    report = Report({path: Summary()})
+    for utterance in manifest:
+        report.manifests[path].add(utterance)
+    for problem in manifest.problems:
+        report.drop(Dropped("bad line", problem))
+    _print(report)
+    _histogram(report.manifests[path])
+
+
+def _print(report: "Report") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("manifest", "utterances", "hours", "speakers", "characters", "seconds")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for path, summary in sorted(report.manifests.items()):
+        table.add_row(str(path), *_row(summary))
+    console.print(table)
+    if not report.dropped:
+        console.print("Nothing was dropped.")
+        return
+    dropped = Table("dropped because", "items", "the first")
+    dropped.columns[1].justify = "right"
+    for reason, items in report.dropped.most_common():
+        dropped.add_row(reason, f"{items:,}", report.examples[reason])
+    console.print(dropped)
+
+
+def _row(summary: "Summary") -> tuple[str, ...]:
+    mean = summary.seconds / summary.utterances
+    return (
+        f"{summary.utterances:,}",
+        f"{summary.seconds / 3600:.2f}",
+        f"{len(summary.speakers):,}",
+        f"{summary.characters:,}",
+        f"{summary.shortest:.1f} - {mean:.1f} - {summary.longest:.1f}",
+    )
+
+
+def _histogram(summary: "Summary") -> None:
+    """Lengths in at most twenty bars of whole seconds."""
+    from rich.console import Console
+
+    from imputer.corpora.checks import SIZES
+
+    console = Console()
+    last = max(summary.lengths)
+    width = max(1, -(-(last + 1) // 20))
+    bars = [
+        sum(summary.lengths[s] for s in range(start, start + width)) for start in range(0, last + 1, width)
+    ]
+    most = max(bars)
+    for start, count in zip(range(0, last + 1, width), bars, strict=True):
+        name = f"{start} s and more" if start + width > SIZES else f"{start} to {start + width} s"
+        console.print(f"{name:>14} {'█' * round(50 * count / most):<50} {count:,}")

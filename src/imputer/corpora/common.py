@@ -1,0 +1,132 @@
+"""What the corpora share: what they yield, what they are told, and the house form of text."""
+
+import os
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from imputer.errors import UsageError
+from imputer.manifest import Utterance
+
+AUDIO_ENDINGS = {
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
+    *(".sph", ".nist", ".wv1", ".wv2", ".m4a", ".mp4", ".webm"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An utterance; ``split`` is the part of the corpus it belongs to, "" if there are no parts.
+
+    A duration of 0 stands for "as long as the file", and is filled in when the file is checked.
+    """
+
+    utterance: Utterance
+    split: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Something that cannot be used, why (the same few words for the same reason), and which."""
+
+    reason: str
+    item: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a corpus may be told; each reads what concerns it."""
+
+    audio_folder: Path = Path("audio")  # where corpora that write audio put it
+    splits: tuple[str, ...] = ()  # the parts wanted; () is all
+    text: str = ""  # a key of TEXTS; "" is the corpus's own choice
+    seed: int = 0
+    workers: int = 1
+    download: bool = False  # librispeech
+    mirror: str = ""  # librispeech: an address instead of the official one
+    strings: int = 120  # digits: strings made for each speaker
+    longest: int = 10  # digits: most digits in a string
+    speakers_held_out: int = 4  # digits: speakers for validation, and as many for test
+    valid_speakers: tuple[str, ...] = ()  # digits: these by name instead
+    test_speakers: tuple[str, ...] = ()
+
+
+def plain(text: str) -> str:
+    """The house form: lower case letters, digits and apostrophes, one space between words.
+
+    Typographic apostrophes become straight, dashes part words, every other mark goes; accents stay.
+    """
+    text = unicodedata.normalize("NFKC", text).replace("’", "'").replace("‘", "'").replace("ʼ", "'")
+    kept = [
+        " " if unicodedata.category(character) in ("Pd", "Pc") else character
+        for character in text.lower()
+        if character.isalnum()
+        or character in "' "
+        or unicodedata.category(character)[0] in "MZ"
+        or character.isspace()
+        or unicodedata.category(character) in ("Pd", "Pc")
+    ]
+    words = ("".join(kept)).split()
+    # An apostrophe belongs to a word when a letter stands beside it: don't, 'tis, dogs'. Quoted words lose theirs.
+    return " ".join(word for word in map(_unquoted, words) if word)
+
+
+def _unquoted(word: str) -> str:
+    if len(word) > 2 and word[0] == word[-1] == "'":
+        word = word[1:-1]
+    return word if word.strip("'") else ""
+
+
+def lower(text: str) -> str:
+    """Lower case and single spaces, nothing else changed."""
+    return " ".join(text.lower().split())
+
+
+def keep(text: str) -> str:
+    """As it is, but for surrounding and doubled spaces."""
+    return " ".join(text.split())
+
+
+TEXTS: dict[str, Callable[[str], str]] = {"plain": plain, "lower": lower, "keep": keep}
+
+
+def normaliser(options: Options, own: str) -> Callable[[str], str]:
+    """The text form asked for, or else the corpus's own."""
+    name = options.text or own
+    if name not in TEXTS:
+        raise UsageError(f"text must be one of {', '.join(TEXTS)}, got {name!r}")
+    return TEXTS[name]
+
+
+def existing_folder(source: Path, what: str) -> Path:
+    """``source`` if it is a folder, else a sentence on what was expected there."""
+    if not source.is_dir():
+        raise UsageError(f"{source}: no such folder; expected {what}")
+    return source
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, in the same order on every machine; hidden ones are left out."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(place, name)
+
+
+def is_audio(path: Path) -> bool:
+    return path.suffix.lower() in AUDIO_ENDINGS
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text file that hold something."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error

@@ -1,0 +1,249 @@
+"""Connected digit strings, joined from recordings of single digits by one speaker at a time.
+
+The recordings are a table ``segments.tsv`` into longer files, or files named DIGIT_SPEAKER_N as in AudioMNIST and the
+Free Spoken Digit Dataset. Speakers are parted into train, valid and test; nobody is heard in two of them.
+
+A string is one to ten digits over the speaker's own room: every piece loses a little of its silence at random,
+pieces fade into a noise with the spectrum and level of the silence in the recordings, pauses last up to 0.4 s.
+"""
+
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from imputer import audio
+from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under, is_audio
+from imputer.corpora.folder import folder
+from imputer.errors import ImputerError, UsageError
+from imputer.manifest import Utterance
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+RATE = audio.SAMPLE_RATE
+
+LONGEST_PAUSE = 0.4
+JOINED_WITHOUT_PAUSE = 0.35  # share of joints where one digit runs into the next
+FADE = 0.012
+LEVEL_DB = -23.0  # of the speech of a string, give or take ...
+LEVEL_SPREAD_DB = 6.0
+STEP = 160  # samples of an energy frame
+
+
+@dataclass(frozen=True)
+class Recording:
+    digit: int
+    speaker: str
+    path: str
+    offset: float = 0.0
+    duration: float | None = None
+
+
+def digits(source: Path, options: Options) -> Iterator[Found | Dropped]:
+    """Make the strings of every speaker, write their audio and yield them by split."""
+    existing_folder(source, "recordings of single digits")
+    speakers: dict[str, list[Recording]] = defaultdict(list)
+    for item in _recordings(source):
+        if isinstance(item, Dropped):
+            yield item
+        else:
+            speakers[item.speaker].append(item)
+    if not speakers:
+        raise UsageError(f"{source} holds no segments.tsv and no files named DIGIT_SPEAKER_N.wav")
+    splits = split_speakers(sorted(speakers), options)
+    for speaker in sorted(speakers):
+        if options.splits and splits[speaker] not in options.splits:
+            continue
+        for made in _strings(speaker, speakers[speaker], options):
+            yield Found(made, splits[speaker]) if isinstance(made, Utterance) else made
+
+
+def _recordings(source: Path) -> Iterator[Recording | Dropped]:
+    if (source / "segments.tsv").is_file():
+        for item in folder(source / "segments.tsv", Options()):
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            one = item.utterance
+            digit = _digit(one.text)
+            if digit is None:
+                yield Dropped("not a digit", f"{one.id}: {one.text!r}")
+            else:
+                yield Recording(digit, one.speaker, one.audio_filepath, one.offset, one.duration or None)
+        return
+    for path in files_under(source):
+        named = re.fullmatch(r"(\d)_(.+)_(\d+)", path.stem)
+        if named and is_audio(path):
+            yield Recording(int(named[1]), named[2], str(path))
+
+
+def _digit(text: str) -> int | None:
+    if text in WORDS:
+        return WORDS.index(text)
+    return int(text) if len(text) == 1 and text.isdecimal() else None
+
+
+def split_speakers(speakers: list[str], options: Options) -> dict[str, str]:
+    """train, valid or test for each speaker: by name where named, else drawn from the seed."""
+    unknown = sorted({*options.valid_speakers, *options.test_speakers} - set(speakers))
+    if unknown:
+        raise UsageError(f"no such speaker: {', '.join(unknown)}; there are {', '.join(speakers)}")
+    both = sorted(set(options.valid_speakers) & set(options.test_speakers))
+    if both:
+        raise UsageError(f"speakers cannot be in both valid and test: {', '.join(both)}")
+    named = {*options.valid_speakers, *options.test_speakers}
+    rest = [speaker for speaker in speakers if speaker not in named]
+    rest = [rest[i] for i in np.random.default_rng(options.seed).permutation(len(rest))]
+    test = list(options.test_speakers) or [
+        rest.pop() for _ in range(min(options.speakers_held_out, len(rest)))
+    ]
+    valid = list(options.valid_speakers) or [
+        rest.pop() for _ in range(min(options.speakers_held_out, len(rest)))
+    ]
+    if not rest:
+        raise UsageError(
+            f"holding out {len(test)} + {len(valid)} of {len(speakers)} speakers leaves none to train on"
+        )
+    return dict.fromkeys(rest, "train") | dict.fromkeys(valid, "valid") | dict.fromkeys(test, "test")
+
+
+def _strings(speaker: str, recordings: list[Recording], options: Options) -> Iterator[Utterance | Dropped]:
+    random = np.random.default_rng([options.seed, zlib.crc32(speaker.encode())])
+    pieces: dict[int, list[np.ndarray]] = defaultdict(list)
+    for recording in recordings:
+        try:
+            pieces[recording.digit].append(_samples(recording))
+        except ImputerError as error:
+            yield Dropped("unreadable audio", str(error))
+    _whole.cache_clear()
+    if not pieces:
+        return
+    everything = [samples for some in pieces.values() for samples in some]
+    room = Room(everything, random)
+    folder = options.audio_folder / speaker
+    chosen = {digit: _without_repeats(len(some), random) for digit, some in sorted(pieces.items())}
+    for number in range(options.strings):
+        said = random.choice(sorted(pieces), int(random.integers(1, options.longest + 1))).tolist()
+        samples = join([pieces[digit][next(chosen[digit])] for digit in said], room, random)
+        identifier = f"{speaker}-{number:04d}"
+        path = folder / f"{identifier}.flac"
+        audio.write(path, samples)
+        text = " ".join(WORDS[digit] for digit in said)
+        yield Utterance(identifier, str(path), len(samples) / RATE, text, speaker)
+
+
+def _samples(recording: Recording) -> np.ndarray:
+    if recording.duration is None:
+        return audio.read(recording.path)
+    # All slices of a speaker's file are wanted, so it is decoded once.
+    whole = _whole(recording.path)
+    start, end = (round(time * RATE) for time in (recording.offset, recording.offset + recording.duration))
+    if start >= len(whole) or end > len(whole) + audio.SECONDS_OF_GRACE * RATE:
+        raise ImputerError(
+            f"{recording.path}: asked for {recording.offset:.3f} to {end / RATE:.3f} s, "
+            f"but the file ends at {len(whole) / RATE:.3f} s"
+        )
+    return whole[start:end]
+
+
+@lru_cache(maxsize=4)
+def _whole(path: str) -> np.ndarray:
+    return audio.read(path)
+
+
+def _without_repeats(count: int, random: np.random.Generator) -> Iterator[int]:
+    """Indices in random order, each used once before any is used again."""
+    while True:
+        yield from random.permutation(count).tolist()
+
+
+def _energies(samples: np.ndarray) -> np.ndarray:
+    """Level of each 10 ms in dB."""
+    frames = samples[: len(samples) // STEP * STEP].reshape(-1, STEP)
+    return 10 * np.log10(np.square(frames, dtype=np.float64).mean(1) + 1e-12)
+
+
+class Room:
+    """What is heard when the speaker is silent: the level, and noise of the same colour."""
+
+    def __init__(self, recordings: list[np.ndarray], random: np.random.Generator) -> None:
+        energies = np.concatenate([_energies(samples) for samples in recordings])
+        if not len(energies):
+            energies = np.array([-60.0])
+        self.floor_db = float(np.percentile(energies, 10))
+        self.speech_db = float(np.percentile(energies, 90))
+        spectra = []
+        for samples in recordings:
+            quiet = _energies(samples) < self.floor_db + 3
+            # Runs of two quiet steps: long enough for a spectrum of 31 Hz resolution with a window over both.
+            for start in np.flatnonzero(quiet[:-1] & quiet[1:]) * STEP:
+                piece = samples[start : start + 2 * STEP] * np.hanning(2 * STEP)
+                spectra.append(np.square(np.abs(np.fft.rfft(piece, 512))))
+        power = np.mean(spectra, 0) if spectra else np.ones(257)
+        self.spectrum = np.sqrt(power / power.mean())
+        self.random = random
+
+    def tone(self, samples: int) -> np.ndarray:
+        """Noise of so many samples at the room's level and colour."""
+        if samples < 1:
+            return np.zeros(0, np.float32)
+        points = max(1024, samples)
+        white = np.fft.rfft(self.random.standard_normal(points))
+        colour = np.interp(
+            np.linspace(0, 1, len(white)), np.linspace(0, 1, len(self.spectrum)), self.spectrum
+        )
+        noise = np.fft.irfft(white * colour, points)[:samples]
+        return (noise * 10 ** (self.floor_db / 20)).astype(np.float32)
+
+
+def join(pieces: list[np.ndarray], room: Room, random: np.random.Generator) -> np.ndarray:
+    """The digits one after another in one room, at a level of speech."""
+    pieces = [_trimmed(samples, room, random) for samples in pieces]
+    gaps = [_pause(random) for _ in pieces[1:]]
+    edges = random.uniform(0.05, LONGEST_PAUSE, 2)
+    starts = [round(edges[0] * RATE)]
+    for piece, gap in zip(pieces, gaps, strict=False):
+        starts.append(starts[-1] + len(piece) + round(gap * RATE))
+    total = starts[-1] + len(pieces[-1]) + round(edges[1] * RATE)
+    # The room is silenced where a piece brings its own, with fades that keep the power even across the joint.
+    inside = np.zeros(total)
+    speech = np.zeros(total)
+    for start, piece in zip(starts, pieces, strict=True):
+        weight = _fades(len(piece))
+        speech[start : start + len(piece)] += piece * np.sqrt(weight)
+        inside[start : start + len(piece)] += weight
+    samples = speech + room.tone(total) * np.sqrt(1 - inside.clip(0, 1))
+    level = LEVEL_DB + random.uniform(-LEVEL_SPREAD_DB, LEVEL_SPREAD_DB) - room.speech_db
+    samples = samples * 10 ** (level / 20)
+    return (samples / max(1.0, float(np.abs(samples).max()) / 0.99)).astype(np.float32)
+
+
+def _pause(random: np.random.Generator) -> float:
+    return 0.0 if random.random() < JOINED_WITHOUT_PAUSE else float(random.uniform(0.0, LONGEST_PAUSE))
+
+
+def _fades(samples: int) -> np.ndarray:
+    """1 inside, rising and falling over a few thousandths of a second at the ends."""
+    ramp = min(round(FADE * RATE), samples // 2)
+    weight = np.ones(samples)
+    slope = np.sin(np.linspace(0, np.pi / 2, ramp + 2)[1:-1]) ** 2
+    weight[:ramp] = slope
+    weight[samples - ramp :] = slope[::-1]
+    return weight
+
+
+def _trimmed(samples: np.ndarray, room: Room, random: np.random.Generator) -> np.ndarray:
+    """Without a random share of the silence at its ends; what may be a faint consonant stays."""
+    loud = np.flatnonzero(_energies(samples) > room.floor_db + 8)
+    if not len(loud):
+        return samples
+    margin = round(0.03 * RATE)
+    before = max(0, int(loud[0]) * STEP - margin)
+    after = max(0, len(samples) - (int(loud[-1]) + 1) * STEP - margin)
+    begin = int(before * random.uniform(0.3, 1.0))
+    end = len(samples) - int(after * random.uniform(0.3, 1.0))
+    return samples[begin:end]

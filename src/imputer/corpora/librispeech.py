@@ -1,0 +1,80 @@
+"""LibriSpeech: the official folders with FLAC and *.trans.txt, fetched from OpenSLR when asked to.
+
+    LibriSpeech/train-clean-100/SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER.flac
+    LibriSpeech/train-clean-100/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt
+
+The source may be the folder above LibriSpeech, LibriSpeech itself, or one part of it. Each part is a split.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from imputer.corpora.common import Dropped, Found, Options, normaliser, read_lines
+from imputer.corpora.download import fetch_archive
+from imputer.errors import UsageError
+from imputer.manifest import Utterance
+
+ADDRESS = "https://www.openslr.org/resources/12"
+
+# The official archives (https://www.openslr.org/12) and their MD5 sums.
+ARCHIVES = {
+    "dev-clean": "42e2234ba48799c1f50f24a7926300a1",
+    "dev-other": "c8d0bcc9cca99d4f8b62fcc847357931",
+    "test-clean": "32fa31d27d2e1cad72775fee3f4849a9",
+    "test-other": "fb5a50374b501bb3bac4815ee91d3135",
+    "train-clean-100": "2a93770f6d5c6c964bc36631d331a522",
+    "train-clean-360": "c0e676e450a7ff2f54aeade5171606fa",
+    "train-other-500": "d1a0fd59409feb2c614ce4d30c387708",
+}
+
+
+def librispeech(source: Path, options: Options) -> Iterator[Found | Dropped]:
+    """Every utterance of the parts wanted; all parts that are there, if none is named."""
+    if options.download:
+        download(source, options.splits or tuple(ARCHIVES), options.mirror or ADDRESS)
+    parts = _parts(source)
+    for wanted in options.splits:
+        if wanted not in parts:
+            there = ", ".join(parts) or "none"
+            raise UsageError(f"{source} has no part {wanted!r} (there: {there}); --download fetches it")
+    if not parts:
+        raise UsageError(f"{source} holds no LibriSpeech part such as dev-clean; --download fetches them")
+    text_of = normaliser(options, "lower")
+    for part in options.splits or tuple(parts):
+        for transcript in sorted(parts[part].glob("*/*/*.trans.txt")):
+            for number, line in read_lines(transcript):
+                identifier, _, text = line.partition(" ")
+                path = transcript.parent / f"{identifier}.flac"
+                if identifier.count("-") != 2:
+                    yield Dropped("transcript line is not: id text", f"{transcript}, line {number}")
+                    continue
+                speaker = identifier.split("-")[0]
+                yield Found(Utterance(identifier, str(path), 0.0, text_of(text), speaker), part)
+
+
+def _parts(source: Path) -> dict[str, Path]:
+    """Parts by name, in the order of the official list and then of the alphabet."""
+    if any(source.glob("*/*/*.trans.txt")) and not any((source / name).is_dir() for name in ARCHIVES):
+        return {source.resolve().name: source}
+    found = {}
+    for folder in (source / "LibriSpeech", source):
+        if folder.is_dir():
+            names = sorted((path.name for path in folder.iterdir() if path.is_dir()), key=_order)
+            found = {name: folder / name for name in names if any((folder / name).glob("*/*/*.trans.txt"))}
+        if found:
+            return found
+    return {}
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (list(ARCHIVES).index(name) if name in ARCHIVES else len(ARCHIVES), name)
+
+
+def download(source: Path, parts: tuple[str, ...], address: str = ADDRESS) -> None:
+    """Fetch, check and unpack the parts that are not there yet."""
+    unknown = sorted(set(parts) - set(ARCHIVES))
+    if unknown:
+        raise UsageError(f"LibriSpeech has no part {unknown[0]!r}; there are {', '.join(ARCHIVES)}")
+    for part in parts:
+        if part not in _parts(source):
+            fetch_archive(f"{address}/{part}.tar.gz", ARCHIVES[part], source, f"LibriSpeech/{part}")
