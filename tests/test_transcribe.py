@@ -152,6 +152,16 @@ def test_show_prints_every_pass_where_there_is_no_terminal(run, model, folder):
     assert set(rows[0]) <= set("│∅ ") and "∅" not in rows[-1] and "[go" in out
 
 
+def test_figure(run, model, folder, tmp_path):
+    picture = tmp_path / "path.svg"
+    code, out, _ = run(folder / "a.wav", "--model", model, "--figure", picture, "--format", "json")
+    assert code == 0 and "trace" not in json.loads(out) and "<svg" in picture.read_text()[:1000]
+    code, _, err = run(folder, "--model", model, "--figure", picture)
+    assert code == 2 and "one recording" in err
+    code, _, err = run(folder / "a.wav", "--model", model, "--figure", tmp_path / "path.gif")
+    assert code == 2 and "path.gif" in err
+
+
 class Letters:
     def pieces(self, ids):
         return [["", "▁have", "▁l", "ive", "▁"][i] for i in ids]

@@ -37,6 +37,7 @@ def transcribe(
     window: float = 24.0,
     overlap: float = 4.0,
     show: bool = False,
+    figure: Path | None = None,
 ) -> None:
     """Write down what is said in audio files, folders of them, or standard input (-).
 
@@ -68,11 +69,16 @@ def transcribe(
         What neighbouring pieces share, in seconds.
     show
         Show the alignment being filled in, pass by pass.
+    figure
+        Draw the same as a picture, .svg, .png or .pdf, of one recording.
     """
     from imputer.recognizer import Manner, Recognizer
 
-    manner = Manner(block_size, strategy, trace=show)  # a bad option is told before anything is read
+    # A bad option is told before anything is read.
+    manner = Manner(block_size, strategy, trace=show or figure is not None)
     sources = list(_sources(files))
+    if figure and (len(sources) > 1 or figure.suffix not in (".svg", ".png", ".pdf")):
+        raise UsageError(f"--figure {figure}: a picture is of one recording, and ends in .svg, .png or .pdf")
     target = _target(output, sources, format)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
     failures: list[ImputerError] = []
@@ -80,8 +86,12 @@ def transcribe(
         if isinstance(result, ImputerError):
             print(f"imputer: {result}", file=sys.stderr)
             failures.append(result)
-        elif show:
-            _show(result, name, block_size or recognizer.model.settings.block_size)
+            continue
+        size = block_size or recognizer.model.settings.block_size
+        if figure:
+            _draw(result, size, figure)
+        if show:
+            _show(result, name, size)
         else:
             _write(result, name, format, target, several=len(sources) > 1)
     if failures:
@@ -157,8 +167,11 @@ def _seconds(sources: list[tuple[str, Any]]) -> float | None:
 
 
 def _write(transcript: "Transcript", name: str, format: str, target: Path | None, *, several: bool) -> None:
+    import dataclasses
+
     from imputer import files, transcripts
 
+    transcript = dataclasses.replace(transcript, trace=None)  # kept for a picture only
     written = transcripts.FORMATS[format](transcript, name)
     if target is None:
         print(f"{name}: {written}" if several and format == "txt" else written, end="", flush=True)
@@ -168,6 +181,13 @@ def _write(transcript: "Transcript", name: str, format: str, target: Path | None
     path = target / f"{stem}.{ending}" if target.is_dir() else target
     with files.replacing(path) as temporary:
         temporary.write_text(written, encoding="utf-8")
+
+
+def _draw(transcript: "Transcript", block_size: int, path: Path) -> None:
+    from imputer import figures
+
+    title = transcript.text if len(transcript.text) <= 90 else transcript.text[:89] + "…"
+    figures.save(figures.decoding_path(transcript, block_size=block_size, title=title), path)
 
 
 def _show(transcript: "Transcript", name: str, block_size: int) -> None:
