@@ -1,7 +1,7 @@
 """Synthetic speech from a text file, one sentence a line, by whichever engines are installed.
 
 Four engines (Debian packages flite, rhvoice-english, libttspico-utils and espeak-ng) lend nine voices and many
-variants of a tenth. Every utterance is one to four sentences in one voice with its own rate, pitch, warp of the
+variants of a tenth. Every utterance is one to eight sentences in one voice with its own rate, pitch, warp of the
 voice (by resampling), pauses, equalisation, reverberation, noise and level, all drawn from (seed, number of the
 utterance): the same command makes the same speech, and one that was stopped goes on where it stopped. Text is
 spelled out first, so that what is said and what is written agree; what cannot be is dropped and counted.
@@ -19,21 +19,24 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from imputer import audio
+from imputer.corpora.common import Dropped, Found, Options, read_lines
 from imputer.errors import ImputerError, UsageError
-
-if TYPE_CHECKING:
-    from imputer.manifest import Utterance
+from imputer.files import replacing
+from imputer.manifest import Utterance
 
 SAMPLE_RATE = 16_000
-MOST_SECONDS = 15.5  # of one utterance, by estimate
-MEAN_SECONDS = 8.0  # aimed at; the end of a sentence and the text decide
-MOST_SENTENCES = 4
+RECIPE = 2  # goes up when the same seed would give other speech
+# Lengths like those of read books: 2 to 28 s, half of them under 7, some beyond 20.
+MOST_SECONDS = 28.0  # of one utterance, by estimate
+MEAN_SECONDS, SHAPE = 6.0, 1.6  # of the gamma distribution aimed at; the last sentence goes beyond
+MOST_SENTENCES = 8
 CHARACTERS_A_SECOND = 15.0
 FILES_A_FOLDER = 1000
+MOST_FAILURES = 20  # before the first success
 
 
 # Text: from what is written to what is said.
@@ -298,10 +301,10 @@ def choose(voices: list[Voice], generator: np.random.Generator) -> Voice:
 def utter(spoken: list[str], voice: Voice, generator: np.random.Generator) -> np.ndarray:
     """(samples,) of the sentences in one voice, as if recorded somewhere."""
     warp = float(
-        np.clip(np.exp(generator.normal(0, 0.09)), 0.82, 1.2)
+        np.clip(np.exp(generator.normal(0, 0.08)), 0.82, 1.2)
     )  # raises pitch and formants, and speed
-    speed = generator.uniform(0.85, 1.25)
-    manner = Manner(rate=speed / warp, pitch=generator.uniform(0.85, 1.2))
+    speed = generator.uniform(0.85, 1.2)
+    manner = Manner(rate=speed / warp, pitch=generator.uniform(0.9, 1.15))
     if generator.random() < 0.5:
         spoken = [" ".join(spoken)]  # the engine's own pauses between sentences
     joined = [_silence(generator, 0.05, 0.4)]
@@ -323,17 +326,17 @@ def warped(samples: np.ndarray, factor: float) -> np.ndarray:
 
 
 def recorded(samples: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """As a microphone in a room takes it: equalised, mostly reverberant, mostly noisy, at some level."""
+    """As a microphone in a room takes it: equalised, often reverberant, mostly a little noisy, at some level."""
     length = len(samples)
     points = 1 << (length + SAMPLE_RATE // 2 - 1).bit_length()
     spectrum = np.fft.rfft(samples, points) * _equaliser(points, generator)
-    if generator.random() < 0.6:
+    if generator.random() < 0.45:
         spectrum *= np.fft.rfft(_room(generator), points)
     samples = np.fft.irfft(spectrum, points)[:length]
     samples /= np.sqrt(np.mean(samples**2)) + 1e-9
-    if generator.random() < 0.8:
+    if generator.random() < 0.7:
         noise = _noise(length, generator)
-        samples += noise * 10 ** (-generator.uniform(12, 45) / 20)
+        samples += noise * 10 ** (-generator.uniform(15, 50) / 20)
     samples *= 10 ** (generator.uniform(-38, -16) / 20)  # root mean square over full scale
     peak = np.abs(samples).max()
     return (samples * min(1.0, 0.98 / peak)).astype(np.float32)
@@ -353,7 +356,7 @@ def _room(generator: np.random.Generator) -> np.ndarray:
     time = np.arange(round(decay * SAMPLE_RATE)) / SAMPLE_RATE
     tail = generator.standard_normal(len(time)) * 10 ** (-3 * time / decay)
     tail[: round(generator.uniform(0.002, 0.02) * SAMPLE_RATE)] = 0
-    response = tail * 10 ** (-generator.uniform(3, 20) / 20) / (np.sqrt(np.sum(tail**2)) + 1e-9)
+    response = tail * 10 ** (-generator.uniform(5, 22) / 20) / (np.sqrt(np.sum(tail**2)) + 1e-9)
     response[0] = 1
     return response
 
@@ -380,7 +383,7 @@ def plan(sentences: list[str], seed: int) -> Iterator[list[int]]:
         order = generator.permutation(len(sentences))
         at = 0
         while at < len(order):
-            aim = min(MOST_SECONDS, generator.gamma(2.5, MEAN_SECONDS / 2.5))
+            aim = min(MOST_SECONDS, generator.gamma(SHAPE, MEAN_SECONDS / SHAPE))
             taken = [int(order[at])]
             seconds = len(sentences[taken[0]]) / CHARACTERS_A_SECOND
             at += 1
@@ -394,75 +397,76 @@ def plan(sentences: list[str], seed: int) -> Iterator[list[int]]:
             yield taken
 
 
-def synthetic(
-    source: Path | str, *, output: Path | str, hours: float = 1.0, seed: int = 0, workers: int = 1
-) -> Iterator["Utterance | tuple[str, str]"]:
-    """Utterances of about ``hours`` in all, their audio in a folder beside the manifest ``output``.
+def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
+    """``options.hours`` of speech from the text file ``source``, its audio in ``options.audio_folder``."""
+    yield from speech(
+        source,
+        options.audio_folder,
+        hours=getattr(options, "hours", 1.0),
+        seed=options.seed,
+        workers=options.workers,
+    )
 
-    What cannot be said comes as (reason, item) instead. Text that runs out is said again by other voices.
-    """
-    from imputer import progress
-    from imputer.manifest import Utterance
 
-    output = Path(output)
+def speech(
+    source: Path, audio_folder: Path, *, hours: float, seed: int = 0, workers: int = 1
+) -> Iterator[Found | Dropped]:
+    """Utterances of ``hours`` in all and what cannot be said; text that runs out is said again by other voices."""
+    if not hours > 0:
+        raise UsageError(f"hours must be more than 0, not {hours}")
     voices = installed_voices()
-    sentences, drops = read_sentences(Path(source))
+    sentences, drops = read_sentences(source)
     yield from drops
     if not sentences:
         raise ImputerError(f"{source}: no sentence in it can be said")
-    folder = output.parent / f"{output.stem}-audio"
-    _claim(folder, sentences, seed, voices)
-    make = partial(_make, folder=folder, seed=seed, voices=voices)
+    _claim(audio_folder, sentences, seed, voices)
+    make = partial(_make, folder=audio_folder, seed=seed, voices=voices)
     work = ((number, [sentences[i] for i in taken]) for number, taken in enumerate(plan(sentences, seed)))
-    seconds = failed = 0.0
-    with progress.bar("speech", round(3600 * hours), unit="s") as advance:
-        for number, spoken, made in _each(make, work, workers):
-            if isinstance(made, str):
-                failed += 1
-                if failed > 20 and not seconds:
-                    raise ImputerError(f"the speech engines fail all the time; lastly: {made}")
-                yield made, " ".join(spoken)
-                continue
-            path, duration, speaker = made
-            text = " ".join(map(transcript, spoken))
-            yield Utterance(f"{output.stem}-{number:06d}", str(path), duration, text, speaker)
-            seconds += duration
-            advance(duration)
-            if seconds >= 3600 * hours:
-                return
+    name = audio_folder.name.removesuffix("-audio")
+    seconds, failed = 0.0, 0
+    for number, spoken, made in _each(make, work, workers):
+        if isinstance(made, str):
+            yield Dropped(made, " ".join(spoken))
+            failed += 1
+            if failed >= MOST_FAILURES and not seconds:
+                raise ImputerError(f"no speech engine works; lastly: {made}")
+            continue
+        path, duration, speaker = made
+        text = " ".join(map(transcript, spoken))
+        yield Found(Utterance(f"{name}-{number:06d}", str(path), duration, text, speaker))
+        seconds += duration
+        if seconds >= 3600 * hours:
+            return
 
 
-def read_sentences(source: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """What can be said of a text file, one sentence a line, and (reason, line) of the rest."""
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8 text: {error}") from error
+def read_sentences(source: Path) -> tuple[list[str], list[Dropped]]:
+    """What can be said of a text file, one sentence a line, and the rest with reasons."""
     sentences: list[str] = []
-    drops: list[tuple[str, str]] = []
-    for line in filter(str.strip, lines):
+    drops: list[Dropped] = []
+    for number, line in read_lines(source):
         try:
             sentences += pieces(spell(line))
         except Unspeakable as reason:
-            drops.append((str(reason), line))
+            drops.append(Dropped(str(reason), f"line {number}: {line}"))
     return sentences, drops
 
 
 def _claim(folder: Path, sentences: list[str], seed: int, voices: list[Voice]) -> None:
     """Note what the folder is made from, so that going on with something else is refused."""
-    from imputer.files import replacing
-
     text = hashlib.sha256("\n".join(sentences).encode()).hexdigest()[:16]
-    mine = {"text": text, "seed": seed, "engines": sorted({voice.engine for voice in voices})}
+    mine = {
+        "recipe": RECIPE,
+        "text": text,
+        "seed": seed,
+        "engines": sorted({voice.engine for voice in voices}),
+    }
     path = folder / "made-from.json"
     if path.exists():
         there = json.loads(path.read_text())
         different = [name for name, value in mine.items() if there.get(name) != value]
         if different:
             raise UsageError(
-                f"{folder} holds speech made from another {' and '.join(different)} "
+                f"{folder} holds speech made with another {' and '.join(different)} "
                 f"({there.get(different[0])}, now {mine[different[0]]}); remove it, or choose another --output"
             )
         return
@@ -475,8 +479,6 @@ Made = tuple[Path, float, str] | str  # file, seconds and speaker, or why there 
 
 def _make(number: int, spoken: list[str], *, folder: Path, seed: int, voices: list[Voice]) -> Made:
     """Utterance ``number``: made, or found made already."""
-    from imputer import audio
-
     generator = np.random.default_rng([seed, number, 1])
     voice = choose(voices, generator)
     path = folder / f"{number // FILES_A_FOLDER:03d}" / f"{number:06d}.ogg"
