@@ -104,10 +104,8 @@ class FramesCache:
                 f"{utterance.id}: no frames in {self.folder} for {_slice_name(utterance)}; fill the cache first"
             )
         first, count, checksum = span
-        if first + count > len(self._frames):
-            self._map()
         frames = self._frames[first : first + count]
-        if len(frames) < count or zlib.crc32(frames.data) != checksum:
+        if zlib.crc32(frames.data) != checksum:
             raise ImputerError(
                 f"{utterance.id}: its frames in {self.folder} are damaged; remove that folder and fill it again"
             )
@@ -151,14 +149,23 @@ class FramesCache:
             except ImputerError as error:
                 _drop(filled, utterance, str(error), strict)
                 continue
-            if key in self.index:
+            if self._span_of(key) is not None:
                 filled.present += 1
             else:
                 yield utterance, key
 
     def _span(self, utterance: Utterance) -> tuple[int, int, int] | None:
-        value = self.index.get(_recording(self._content(utterance.audio_filepath), utterance))
-        return None if value is None else SPAN.unpack(value)
+        return self._span_of(_recording(self._content(utterance.audio_filepath), utterance))
+
+    def _span_of(self, key: bytes) -> tuple[int, int, int] | None:
+        """First frame, number and checksum; nothing if the index tells of frames that are not there."""
+        value = self.index.get(key)
+        if value is None:
+            return None
+        first, count, checksum = SPAN.unpack(value)
+        if first + count > len(self._frames):
+            self._map()
+        return (first, count, checksum) if first + count <= len(self._frames) else None
 
     def _content(self, path: str | Path) -> bytes:
         """The digest of a file's bytes, remembered for as long as path, size and time of change stay."""

@@ -1,0 +1,302 @@
+"""Frames on disk: what is read is what the encoder gave, also after a kill, a move, a copy; one writer at a time."""
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from imputer import audio, batching
+from imputer.errors import ImputerError, UsageError
+from imputer.frames_cache import RECORD, CachedExtract, FramesCache
+from imputer.manifest import Manifest, Utterance, write
+
+HOP = 400
+
+
+class Averages:
+    """A little encoder: means and extremes of every 400 samples. It counts how often it was asked."""
+
+    sample_rate = 16_000
+    feature_size = 3
+    frame_seconds = HOP / 16_000
+    key = "averages-1"
+    asked = 0
+
+    def extract(self, waveform):
+        self.asked += 1
+        blocks = waveform[: len(waveform) // HOP * HOP].reshape(-1, HOP)
+        return torch.stack([blocks.mean(1), blocks.amin(1), blocks.amax(1)], 1)
+
+    def feature_frames(self, seconds):
+        return round(seconds * 16_000) // HOP
+
+
+class Others(Averages):
+    key = "others-7"
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    generator = np.random.default_rng(0)
+    utterances = []
+    for number in range(6):
+        samples = generator.uniform(-0.5, 0.5, 4000 + 1600 * number)
+        audio.write(tmp_path / f"{number}.wav", samples)
+        utterances.append(Utterance(f"u{number}", f"{tmp_path}/{number}.wav", len(samples) / 16_000, "text"))
+    utterances.append(replace(utterances[-1], id="slice", offset=0.1, duration=0.25))
+    write(tmp_path / "manifest.jsonl", utterances)
+    return Manifest(tmp_path / "manifest.jsonl")
+
+
+def direct(utterance):
+    samples = audio.read(utterance.audio_filepath, offset=utterance.offset, duration=utterance.duration)
+    return Averages().extract(torch.from_numpy(samples))
+
+
+def assert_right(cache, manifest):
+    for utterance in manifest:
+        torch.testing.assert_close(cache.get(utterance), direct(utterance), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frames_come_back_as_the_encoder_gave_them(tmp_path, manifest, workers):
+    cache = FramesCache(tmp_path / "frames", Averages())
+    assert manifest[0] not in cache
+    filled = cache.fill(manifest, workers=workers)
+    assert (filled.added, filled.present, filled.dropped) == (7, 0, [])
+    assert filled.seconds == pytest.approx(manifest.durations.sum())
+    assert_right(cache, manifest)
+    assert_right(FramesCache(tmp_path / "frames", "averages-1"), manifest)
+    assert all(utterance in cache for utterance in manifest) and len(cache) == 7
+    assert cache.get(manifest[0]).dtype == torch.float32
+    size = sum(len(direct(utterance)) for utterance in manifest) * 3 * 2
+    assert (tmp_path / "frames" / "frames.f16").stat().st_size == size
+
+
+def test_filling_again_asks_the_encoder_nothing_and_writes_nothing(tmp_path, manifest):
+    FramesCache(tmp_path / "frames", Averages()).fill(manifest[:3])
+    encoder = Averages()
+    cache = FramesCache(tmp_path / "frames", encoder)
+    filled = cache.fill(manifest)
+    assert (filled.added, filled.present, encoder.asked) == (4, 3, 4)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "frames").iterdir()}
+    assert FramesCache(tmp_path / "frames", encoder).fill(manifest).present == 7
+    assert {path.name: path.read_bytes() for path in (tmp_path / "frames").iterdir()} == before
+
+
+def test_one_recording_twice_is_kept_once(tmp_path, manifest):
+    cache = FramesCache(tmp_path / "frames", Averages())
+    twice = [manifest[0], replace(manifest[0], id="again")]
+    filled = cache.fill(twice)
+    assert (filled.added, filled.present) == (1, 1)
+    assert torch.equal(cache.get(twice[0]), cache.get(twice[1]))
+
+
+def test_a_moved_file_is_known_and_a_changed_one_is_not(tmp_path, manifest):
+    encoder = Averages()
+    cache = FramesCache(tmp_path / "frames", encoder)
+    cache.fill(manifest[:1])
+    first = manifest[0]
+    moved = replace(first, audio_filepath=str(tmp_path / "moved.wav"))
+    os.rename(first.audio_filepath, moved.audio_filepath)
+    assert moved in cache
+    assert cache.fill([moved]).present == 1 and encoder.asked == 1
+    audio.write(moved.audio_filepath, np.zeros(round(16_000 * first.duration)))
+    assert moved not in cache
+    cache.fill([moved])
+    assert not cache.get(moved).any()
+
+
+@pytest.mark.parametrize("lost", [1, 3, 6, 7, 100])
+@pytest.mark.parametrize("torn", ["frames.f16", "index", "files"])
+def test_a_torn_end_is_never_seen_and_made_good_by_the_next_writer(tmp_path, manifest, torn, lost):
+    folder = tmp_path / "frames"
+    FramesCache(folder, Averages()).fill(manifest)
+    path = folder / torn
+    os.truncate(path, path.stat().st_size - lost)
+    reader = FramesCache(folder, "averages-1")
+    for utterance in manifest:
+        if utterance in reader:
+            torch.testing.assert_close(reader.get(utterance), direct(utterance), rtol=1e-3, atol=1e-4)
+    cache = FramesCache(folder, Averages())
+    cache.fill(manifest)
+    assert_right(cache, manifest)
+    assert_right(FramesCache(folder, "averages-1"), manifest)
+    assert (folder / "index").stat().st_size % RECORD.itemsize == 0
+
+
+def test_frames_written_but_not_yet_told_of_are_cut_off(tmp_path, manifest):
+    folder = tmp_path / "frames"
+    FramesCache(folder, Averages()).fill(manifest[:2])
+    with open(folder / "frames.f16", "ab") as file:
+        file.write(b"half a recor")
+    cache = FramesCache(folder, Averages())
+    cache.fill(manifest)
+    assert_right(cache, manifest)
+
+
+def test_killed_in_the_middle_it_goes_on(tmp_path, manifest):
+    folder = tmp_path / "frames"
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+from test_frames_cache import Averages, FramesCache, Manifest
+class Mortal(Averages):
+    def extract(self, waveform):
+        if self.asked == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().extract(waveform)
+FramesCache({str(folder)!r}, Mortal()).fill(Manifest({str(manifest.path)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+    encoder = Averages()
+    cache = FramesCache(folder, encoder)
+    filled = cache.fill(manifest)
+    assert (filled.present, filled.added, encoder.asked) == (4, 3, 3)
+    assert_right(cache, manifest)
+
+
+def test_damaged_frames_are_refused(tmp_path, manifest):
+    folder = tmp_path / "frames"
+    FramesCache(folder, Averages()).fill(manifest)
+    with open(folder / "frames.f16", "r+b") as file:
+        file.seek(4)
+        file.write(b"\x99")
+    with pytest.raises(ImputerError, match=r"u0: its frames in .* are damaged"):
+        FramesCache(folder, "averages-1").get(manifest[0])
+
+
+def test_a_cache_of_another_encoder_is_refused(tmp_path, manifest):
+    FramesCache(tmp_path / "frames", Averages()).fill(manifest)
+    with pytest.raises(UsageError, match=r"averages-1, but others-7 .*data.frames_cache"):
+        FramesCache(tmp_path / "frames", Others())
+
+
+def test_an_unfilled_folder_says_so(tmp_path, manifest):
+    with pytest.raises(UsageError, match="no frames"):
+        FramesCache(tmp_path / "nothing", "averages-1")
+    with pytest.raises(ImputerError, match="u0: no frames in"):
+        FramesCache(tmp_path / "frames", Averages()).get(manifest[0])
+
+
+def test_a_damaged_description_is_one_line(tmp_path):
+    (tmp_path / "encoder.json").write_text("{")
+    with pytest.raises(ImputerError, match=r"encoder\.json is damaged"):
+        FramesCache(tmp_path, Averages())
+
+
+def test_the_key_alone_cannot_fill(tmp_path, manifest):
+    FramesCache(tmp_path / "frames", Averages()).fill(manifest[:1])
+    with pytest.raises(UsageError, match="needs the encoder"):
+        FramesCache(tmp_path / "frames", "averages-1").fill(manifest)
+
+
+def test_unreadable_audio_is_dropped_and_counted_or_raised(tmp_path, manifest):
+    bad = tmp_path / "bad.wav"
+    bad.write_bytes(b"no sound")
+    utterances = [manifest[0], replace(manifest[0], id="bad", audio_filepath=str(bad))]
+    utterances.append(replace(manifest[0], id="gone", audio_filepath=str(tmp_path / "gone.wav")))
+    filled = FramesCache(tmp_path / "frames", Averages()).fill(utterances)
+    assert filled.added == 1
+    assert sorted(name for name, _ in filled.dropped) == ["bad", "gone"]
+    assert all(str(tmp_path) in reason for _, reason in filled.dropped)
+    with pytest.raises(ImputerError, match=r"bad\.wav"):
+        FramesCache(tmp_path / "frames", Averages()).fill(utterances[:2], strict=True)
+
+
+class Broken(Averages):
+    def extract(self, waveform):
+        return super().extract(waveform) * float("nan")
+
+
+class Huge(Averages):
+    def extract(self, waveform):
+        return super().extract(waveform) * 1e9
+
+
+def test_numbers_that_float16_does_not_hold(tmp_path, manifest):
+    filled = FramesCache(tmp_path / "broken", Broken()).fill(manifest[:1])
+    assert filled.added == 0 and "not finite" in filled.dropped[0][1]
+    cache = FramesCache(tmp_path / "huge", Huge())
+    cache.fill(manifest[:1])
+    assert torch.isfinite(cache.get(manifest[0])).all()
+
+
+def test_one_writes_at_a_time_and_others_read_meanwhile(tmp_path, manifest):
+    folder = tmp_path / "frames"
+    cache = FramesCache(folder, Averages())
+    cache.fill(manifest[:2])
+
+    class Nosy(Averages):
+        def extract(self, waveform):
+            if not self.asked:
+                with pytest.raises(UsageError, match=f"process {os.getpid()}"):
+                    FramesCache(folder, Averages()).fill(manifest)
+                assert FramesCache(folder, Averages()).fill(manifest[:2]).present == 2  # needs no lock
+            return super().extract(waveform)
+
+    reader = FramesCache(folder, "averages-1")
+    assert manifest[5] not in reader
+    FramesCache(folder, Nosy()).fill(manifest)
+    assert manifest[5] in reader  # it looks again when it does not find something
+    assert_right(reader, manifest)
+
+
+def test_extract_travels_to_workers_of_a_data_set(tmp_path, manifest):
+    cache = FramesCache(tmp_path / "frames", Averages())
+    cache.fill(manifest)
+    extract = cache.extract
+    assert isinstance(extract, CachedExtract)
+    extract(manifest[0], torch.Generator())
+    copy = pickle.loads(pickle.dumps(extract))
+    assert copy._cache is None
+    assert torch.equal(copy(manifest[3], torch.Generator()), cache.get(manifest[3]))
+    with pytest.raises(TypeError, match="CachedExtract"):
+        pickle.dumps(cache)
+    from imputer.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.train(["text"], units="characters")
+    dataset = batching.SpeechDataset(manifest, vocabulary, extract)
+    (batch,) = batching.batches(dataset, [[0, 3]], workers=1)
+    for row, utterance in enumerate((manifest[0], manifest[3])):
+        frames = batch.features[row, : batch.feature_lengths[row]]
+        assert torch.equal(frames, cache.get(utterance))
+
+
+def test_opening_and_reading_a_large_cache_keeps_memory_flat(tmp_path):
+    """A sparse file as large as the frames of 100 hours: mapped, not read."""
+    folder = tmp_path / "frames"
+    program = f"""
+import resource, sys
+sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+from test_frames_cache import Averages, FramesCache
+import numpy as np, os
+class Wide(Averages):
+    feature_size = 288
+cache = FramesCache({str(folder)!r}, Wide())
+rows, count = 15_000_000, 50_000
+with open(cache.folder / "frames.f16", "wb") as file:
+    file.truncate(rows * 288 * 2)
+from imputer.frames_cache import RECORD, SPAN
+import zlib
+keys = np.random.default_rng(0).bytes(16 * count)
+checksum = zlib.crc32(bytes(300 * 288 * 2))
+with open(cache.folder / "index", "wb") as file:
+    for i in range(count):
+        file.write(keys[16 * i : 16 * i + 16] + SPAN.pack(300 * i, 300, checksum))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cache = FramesCache({str(folder)!r}, "averages-1")
+assert len(cache) == count
+for i in range(0, count, 500):
+    cache._span = lambda utterance: cache._span_of(keys[16 * i : 16 * i + 16])
+    frames = cache.get(None)
+    assert frames.shape == (300, 288) and not frames.any()
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert grown < 60_000, grown  # kilobytes, of 8.6 million; the pages touched are among them
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
