@@ -1,0 +1,112 @@
+"""`imputer serve`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from imputer.errors import UsageError
+
+
+def serve(
+    *,
+    model: tuple[str, ...] = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key_file: Path | None = None,
+    max_upload_mb: float = 25.0,
+    max_seconds: float = 600.0,
+    queue: int = 64,
+    batch: int = 16,
+    patience_ms: float = 4.0,
+    workers: int = 1,
+    threads: int = 1,
+    runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Run the transcription server and its web page.
+
+    It speaks OpenAI's protocol at /v1/audio/transcriptions; the page at / shows each recording being imputed, pass
+    by pass. SIGTERM and Ctrl+C finish what is running before it ends.
+
+    Parameters
+    ----------
+    model
+        Model folder, or the name of a model that comes with the package. May be given several times; the
+        first is the default. Without it: english if its extra is installed, else digits.
+    host
+        Address to listen on. The default can be reached from this machine only.
+    port
+        Port to listen on; 0 takes a free one and says which.
+    api_key_file
+        File with the keys that clients must send as "Authorization: Bearer KEY", one a line.
+    max_upload_mb
+        Largest upload, in megabytes.
+    max_seconds
+        Longest recording, in seconds after decoding.
+    queue
+        Requests that each worker takes in at once; more are answered 429 with Retry-After.
+    batch
+        Most recordings that go through the network together; 1 turns batching off.
+    patience_ms
+        How long a batch waits for company, in milliseconds, when there is a sign of any.
+    workers
+        Processes, each with its own copy of the model.
+    threads
+        Threads of the network in each process.
+    runtime
+        What runs the model; the onnx ones need a folder made by "imputer export".
+    quiet
+        Log warnings and errors only.
+    """
+    for name, value, least in (
+        ("--port", port, 0),
+        ("--queue", queue, 1),
+        ("--batch", batch, 1),
+        ("--patience-ms", patience_ms, 0),
+        ("--workers", workers, 1),
+        ("--threads", threads, 1),
+    ):
+        if value < least:
+            raise UsageError(f"{name} must be at least {least}, got {value:g}")
+    for name, value in (("--max-upload-mb", max_upload_mb), ("--max-seconds", max_seconds)):
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{name} must be a number above 0, got {value:g}")
+    keys = read_keys(api_key_file) if api_key_file else ()
+    try:
+        import fastapi  # noqa: F401
+        import multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"the server needs the package {error.name}: pip install 'imputer-asr[serve]'"
+        ) from None
+    from imputer.server import launch
+    from imputer.server.settings import MEGABYTE, Settings
+
+    settings = Settings(
+        models=model or (launch.default_model(),),
+        runtime=runtime,
+        api_keys=keys,
+        max_upload_bytes=int(max_upload_mb * MEGABYTE),
+        max_seconds=max_seconds,
+        max_requests=queue,
+        batch_items=batch,
+        patience_seconds=patience_ms / 1000,
+        threads=threads,
+    )
+    launch.serve(settings, host=host, port=port, workers=workers, quiet=quiet)
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line; empty lines and lines that start with # do not count."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no text file with keys") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise UsageError(f"{path} has no key in it: write one on a line of its own")
+    return keys

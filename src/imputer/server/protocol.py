@@ -1,0 +1,400 @@
+"""OpenAI's transcription protocol: the fields of a request, the formats of an answer, the events of a stream."""
+
+import base64
+import difflib
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from imputer import transcripts, windows
+from imputer.decoding import STRATEGIES
+from imputer.recognizer import Recognizer
+from imputer.server import engine
+from imputer.server.failures import Failure
+from imputer.transcripts import Token, Transcript, Word
+from imputer.windows import Piece
+
+FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+STREAMED = ("json", "text")
+GRANULARITIES = ("word", "segment")
+MAX_BLOCK_SIZE = 1024
+
+# Fields of OpenAI's own models that have no meaning here: taken, and left alone.
+IGNORED = ("prompt", "temperature", "chunking_strategy", "user")
+FIELDS = (
+    "file",
+    "model",
+    "language",
+    "response_format",
+    "timestamp_granularities",
+    "include",
+    "stream",
+    "block_size",
+    "strategy",
+    *IGNORED,
+)
+
+# Names that programs written for OpenAI's service ask for; they get the default model.
+ALIASES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
+
+# Models that come with the package know one language; of others the server cannot tell.
+LANGUAGES = {"english": "en", "digits": "en"}
+ENGLISH = ("en", "english")
+
+# Strategies that take back what they committed: until the last pass nothing of the text is settled.
+REVISING = ("annealing", "annealing_random")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for, checked."""
+
+    model: str
+    block_size: int
+    strategy: str
+    response_format: str = "json"
+    granularities: tuple[str, ...] = ("segment",)
+    stream: bool = False
+    logprobs: bool = False
+    language: str = ""
+
+
+def wish(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) -> Wish:
+    """The text fields of a form, checked; the first known model is the default."""
+    fields: dict[str, list[str]] = {}
+    for name, value in items:
+        name = name.removesuffix("[]")
+        if name not in FIELDS:
+            raise unknown_field(name)
+        fields.setdefault(name, []).append(value)
+    several = [name for name, values in fields.items() if len(values) > 1 and not _is_list(name)]
+    if several:
+        raise _bad(several[0], f"the field {several[0]} was given {len(fields[several[0]])} times")
+
+    def one(name: str, default: str) -> str:
+        return fields.get(name, [default])[0].strip() or default
+
+    model = _model(one("model", ""), list(default_block_sizes))
+    response_format = _one_of("response_format", one("response_format", "json"), FORMATS)
+    stream = _boolean("stream", one("stream", "false"))
+    if stream and response_format not in STREAMED:
+        raise _bad("stream", f"stream=true goes with response_format json or text, not {response_format}")
+    granularities = tuple(
+        _one_of("timestamp_granularities[]", g, GRANULARITIES)
+        for g in fields.get("timestamp_granularities", [])
+    )
+    if granularities and response_format != "verbose_json":
+        raise _bad(
+            "timestamp_granularities[]",
+            f"timestamp_granularities[] goes with response_format verbose_json, not {response_format}",
+        )
+    include = [_one_of("include[]", value, ("logprobs",)) for value in fields.get("include", [])]
+    return Wish(
+        model=model,
+        block_size=_block_size(one("block_size", str(default_block_sizes[model]))),
+        strategy=_one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
+        response_format=response_format,
+        granularities=granularities or ("segment",),
+        stream=stream,
+        logprobs=bool(include),
+        language=_language(one("language", ""), model),
+    )
+
+
+def unknown_field(name: str) -> Failure:
+    """No such field, and which one may have been meant."""
+    close = difflib.get_close_matches(name, FIELDS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(FIELDS)}"
+    return _bad(name[:80], f"unknown field {name[:80]!r}{hint}")
+
+
+def _is_list(name: str) -> bool:
+    return name in ("timestamp_granularities", "include")
+
+
+def _model(name: str, known: list[str]) -> str:
+    if not name or name in ALIASES:
+        return known[0]
+    if name not in known:
+        raise Failure(
+            404,
+            f"there is no model {name[:80]!r} here; there is {', '.join(known)}",
+            code="model_not_found",
+            param="model",
+        )
+    return name
+
+
+def _language(name: str, model: str) -> str:
+    name = name.lower()
+    if len(name) > 40:
+        raise _bad("language", "language is a code such as en")
+    if LANGUAGES.get(model) == "en":
+        if name and name.split("-")[0] not in ENGLISH:
+            raise _bad("language", f"the model {model} knows English (en), not {name!r}")
+        return "english"
+    return name or "unknown"
+
+
+def _one_of(field: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise _bad(field, f"{field} is {value[:80]!r}, but it takes {', '.join(known)}")
+    return value
+
+
+def _boolean(field: str, value: str) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if value.lower() not in known:
+        raise _bad(field, f"{field} is {value[:80]!r}, but it takes true or false")
+    return known[value.lower()]
+
+
+def _block_size(value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value[:9]) <= MAX_BLOCK_SIZE:
+        raise _bad("block_size", f"block_size is {value[:80]!r}, but it takes 1 to {MAX_BLOCK_SIZE}")
+    return int(value)
+
+
+def _bad(param: str, message: str) -> Failure:
+    return Failure(400, message, code="invalid_value", param=param)
+
+
+# Answers.
+
+
+def answer(wish: Wish, transcript: Transcript, name: str) -> tuple[str, str]:
+    """Body and content type of an answer that is not streamed."""
+    if wish.response_format == "text":
+        return transcripts.txt(transcript, name), "text/plain; charset=utf-8"
+    if wish.response_format == "srt":
+        return transcripts.srt(transcript, name), "application/x-subrip; charset=utf-8"
+    if wish.response_format == "vtt":
+        return transcripts.vtt(transcript, name), "text/vtt; charset=utf-8"
+    if wish.response_format == "verbose_json":
+        return dumps(verbose(wish, transcript)), "application/json"
+    body: dict[str, Any] = {"text": transcript.text, "usage": _usage(transcript)}
+    if wish.logprobs:
+        body["logprobs"] = logprobs(transcript.tokens)
+    return dumps(body), "application/json"
+
+
+def verbose(wish: Wish, transcript: Transcript) -> dict[str, Any]:
+    """OpenAI's verbose_json; no_speech_prob, temperature and seek are fields of its model and always 0."""
+    body: dict[str, Any] = {
+        "task": "transcribe",
+        "language": wish.language,
+        "duration": transcript.seconds,
+        "text": transcript.text,
+        "usage": _usage(transcript),
+    }
+    if "word" in wish.granularities:
+        body["words"] = [
+            {"word": word.text, "start": word.start, "end": word.end, "confidence": word.confidence}
+            for word in transcript.words
+        ]
+    if "segment" in wish.granularities:
+        body["segments"] = [
+            _segment(number, cue, transcript.tokens)
+            for number, cue in enumerate(transcripts.cues(transcript.words))
+        ]
+    return body
+
+
+def _segment(number: int, words: list[Word], tokens: list[Token]) -> dict[str, Any]:
+    start, end = words[0].start, words[-1].end
+    inside = [_log(token.confidence) for token in tokens if start <= token.start < max(end, start + 1e-3)]
+    text = " ".join(word.text for word in words)
+    packed = text.encode()
+    return {
+        "id": number,
+        "seek": 0,
+        "start": start,
+        "end": end,
+        "text": text,
+        "tokens": [],
+        "temperature": 0.0,
+        "avg_logprob": round(sum(inside) / max(len(inside), 1), 4),
+        "compression_ratio": round(len(packed) / len(zlib.compress(packed)), 3),
+        "no_speech_prob": 0.0,
+    }
+
+
+def logprobs(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Each token with the logarithm of its confidence, as OpenAI's ``include[]=logprobs`` gives them."""
+    texts = [token.piece.replace(transcripts.WORD_MARK, " ") for token in tokens]
+    return [
+        {"token": text, "bytes": list(text.encode()), "logprob": _log(token.confidence)}
+        for text, token in zip(texts, tokens, strict=True)
+    ]
+
+
+def _log(confidence: float) -> float:
+    return round(math.log(max(confidence, 1e-5)), 4)
+
+
+def _usage(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": transcript.seconds}
+
+
+# Streams.
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """A server-sent event."""
+    return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def error_event(failure: Failure) -> bytes:
+    """The end of a stream that failed; OpenAI's client raises it as an error."""
+    return f"event: error\ndata: {dumps(failure.envelope())}\n\n".encode()
+
+
+class Settled:
+    """The words that no later pass can change, as deltas that add up to the final text.
+
+    An Imputer does not write from left to right. What is settled is what stands before the first masked frame
+    of the first window that is not done; its last word may still grow, so it waits for the next to begin.
+    """
+
+    def __init__(self, recognizer: Recognizer, count: int, revising: bool) -> None:
+        self.recognizer, self.revising = recognizer, revising
+        self.hop = engine.window_frames(recognizer)[1]
+        self.pieces: list[Piece | None] = [None] * count
+        self.said = 0
+
+    def delta(self, window: int, partial: list[int], confidence: list[float]) -> tuple[str, list[Token]]:
+        """What a pass over a window adds to the settled text."""
+        if self.revising:
+            return "", []
+        mask = self.recognizer.model.mask
+        settled = partial.index(mask) if mask in partial else len(partial)
+        if settled < len(partial) and len(self.pieces) > 1:
+            return "", []  # where a window hands over to the next is known when both are whole
+        self.pieces[window] = Piece(partial[:settled], confidence[:settled], 0)
+        known = self._known()
+        if known is None:
+            return "", []
+        said = engine.transcript(self.recognizer, known, len(known.alignment) * self.recognizer.frame_seconds)
+        return self._new(said, said.words[:-1])
+
+    def rest(self, transcript: Transcript) -> tuple[str, list[Token]]:
+        """What is left when all is done."""
+        return self._new(transcript, transcript.words)
+
+    def _known(self) -> Piece | None:
+        done = [piece for piece in self.pieces[: self._contiguous()] if piece is not None]
+        if not done:
+            return None
+        piece = windows.join(done, self.hop, self.recognizer.model.blank)
+        if len(done) < len(self.pieces):  # the next window may take over anywhere in the overlap
+            upto = len(done) * self.hop
+            return Piece(piece.alignment[:upto], piece.confidence[:upto], 0)
+        return piece
+
+    def _contiguous(self) -> int:
+        return next((n for n, piece in enumerate(self.pieces) if piece is None), len(self.pieces))
+
+    def _new(self, transcript: Transcript, words: Sequence[Word]) -> tuple[str, list[Token]]:
+        fresh = words[self.said :]
+        if not fresh:
+            return "", []
+        text = " ".join(word.text for word in fresh)
+        tokens = [token for token in transcript.tokens if fresh[0].start <= token.start < fresh[-1].end]
+        lead = " " if self.said else ""
+        self.said += len(fresh)
+        return lead + text, tokens
+
+
+# The page.
+
+
+def imputation(
+    recognizer: Recognizer,
+    wish: Wish,
+    name: str,
+    transcript: Transcript,
+    trace: engine.Trace,
+    pictures: dict[str, Any],
+) -> dict[str, Any]:
+    """Everything the page draws: the passes as changes, greedy CTC beside them, texts to download."""
+    greedy = engine.transcript(recognizer, trace.greedy, transcript.seconds)
+    return {
+        "object": "imputation",
+        "model": wish.model,
+        "name": name,
+        "text": transcript.text,
+        "seconds": transcript.seconds,
+        "frame_seconds": recognizer.frame_seconds,
+        "frames": len(trace.greedy.alignment),
+        "block_size": wish.block_size,
+        "strategy": wish.strategy,
+        "blank": transcripts.BLANK,
+        "mask": transcripts.MASK,
+        "words": [word(item) for item in transcript.words],
+        "passes": list(_changes(recognizer, trace)),
+        "greedy": {
+            "text": greedy.text,
+            "words": [word(item) for item in greedy.words],
+            "symbols": recognizer.symbols(trace.greedy.alignment),
+            "confidence": [round(c, 3) for c in trace.greedy.confidence],
+        },
+        "pictures": pictures,
+        "formats": {"txt": transcripts.txt(transcript, name), "srt": transcripts.srt(transcript, name)},
+    }
+
+
+def word(item: Word) -> dict[str, Any]:
+    """A word as plain values."""
+    return {"text": item.text, "start": item.start, "end": item.end, "confidence": item.confidence}
+
+
+def _changes(recognizer: Recognizer, trace: engine.Trace) -> Iterator[dict[str, Any]]:
+    """Of each pass: the frames it changed, and their symbols and confidences after it."""
+    before: list[int] = [recognizer.model.mask] * len(trace.greedy.alignment)
+    for row, sureties in zip(trace.rows, trace.sureties, strict=True):
+        frames = [frame for frame, (old, new) in enumerate(zip(before, row, strict=True)) if old != new]
+        yield {
+            "frames": frames,
+            "symbols": recognizer.symbols([row[frame] for frame in frames]),
+            "confidence": [sureties[frame] / engine.THOUSAND for frame in frames],
+        }
+        before = row
+
+
+MEL_SECONDS, MEL_BINS, PEAK_SECONDS = 0.02, 40, 0.01
+
+
+def pictures(waveform: np.ndarray, sample_rate: int) -> dict[str, Any]:
+    """The waveform's peaks and the log-mel picture, as bytes small enough to send along."""
+    import torch
+
+    from imputer import features
+
+    banks = features.filterbanks(torch.from_numpy(waveform), sample_rate)[:, : features.BANKS]  # (frame, 80)
+    per_column = round(MEL_SECONDS / features.SHIFT_SECONDS)
+    banks = torch.nn.functional.pad(banks.T[None], (0, -len(banks) % per_column), mode="replicate")[0]
+    picture = torch.nn.functional.avg_pool2d(banks[None], (features.BANKS // MEL_BINS, per_column))[0]
+    low, high = np.percentile(picture.numpy(), (5, 99.5))
+    scaled = ((picture - low) / max(high - low, 1e-3)).clamp(0, 1).mul(255).byte().numpy()  # (bin, column)
+    hop = round(PEAK_SECONDS * sample_rate)
+    padded = np.pad(np.abs(waveform), (0, -len(waveform) % hop)).reshape(-1, hop)
+    peaks = np.clip(padded.max(1) * 255, 0, 255).astype(np.uint8)
+    return {
+        "mel": {
+            "columns": scaled.shape[1],
+            "bins": scaled.shape[0],
+            "column_seconds": MEL_SECONDS,
+            "data": base64.b64encode(scaled.tobytes()).decode(),
+        },
+        "peaks": {"column_seconds": PEAK_SECONDS, "data": base64.b64encode(peaks.tobytes()).decode()},
+    }
+
+
+def dumps(value: Any) -> str:
+    """JSON as it goes over the wire."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
