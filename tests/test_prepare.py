@@ -13,6 +13,8 @@ from imputer import cli
 from imputer.manifest import Manifest
 from imputer.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
+
 RATE = 16000
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
