@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,21 +90,24 @@ def compare(data: dict[str, Any], rounds: int) -> dict[str, Any]:
 def linear_memory(quick: bool) -> dict[str, Any]:
     """Megabytes autograd keeps for the backward pass, at growing batches of equally long recordings."""
     model = Imputer(SMALL, FRONT_END, TOKENS)
-    memory = {}
-    for batch in (2, 4) if quick else (4, 8, 16):
-        kept: dict[int, int] = {}
+    sizes = (2, 4) if quick else (4, 8, 16)
+    return {"memory": {8 * n: kept_for_backward(model, made_batch(batch=n, seconds=8)) for n in sizes}}
 
-        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
 
-        data = made_batch(batch=batch, seconds=8)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = ctc_loss(model, data)
-        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        memory[8 * batch] = sum(size for place, size in kept.items() if place not in weights) / 2**20
-        del loss
-    return {"memory": memory}
+def kept_for_backward(model: Imputer, data: dict[str, Any]) -> float:
+    """Megabytes of activations that a CTC step keeps until its backward pass; weights do not count."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = ctc_loss(model, data)
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    del loss
+    return sum(kept.values()) / 2**20
 
 
 def made_batch(batch: int, seconds: int) -> dict[str, Any]:
@@ -206,9 +210,8 @@ def matmul_peak() -> float:
     best = 0.0
     for rows, inner, columns in ((1024, 1024, 1024), (2400, 256, 1024), (2048, 512, 2048)):
         a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-        best = max(
-            best, *(2 * rows * inner * columns / timed(lambda a=a, b=b: a @ b) / 1e9 for _ in range(3))
-        )
+        fastest = min(timed(partial(torch.matmul, a, b)) for _ in range(3))
+        best = max(best, 2 * rows * inner * columns / fastest / 1e9)
     return best
 
 

@@ -1,0 +1,101 @@
+"""`imputer demo`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SECONDS = "about two minutes on two cores"
+
+
+def demo(*, keep: Path | None = None) -> None:
+    """Train an Imputer on the spot, on a made-up language of tones, and watch it write.
+
+    Parameters
+    ----------
+    keep
+        Keep the recordings, runs and models in this folder.
+    """
+    import tempfile
+
+    from rich.console import Console
+
+    console = Console()
+    if keep:
+        train_one(console, keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="imputer-demo-") as folder:
+            train_one(console, Path(folder))
+
+
+def train_one(console: "Console", folder: Path) -> None:
+    """The whole of the paper in small: expert, alignment, Imputer by dynamic programming, decoding."""
+    from dataclasses import replace
+
+    from imputer import animation, config, scoring, training
+    from imputer.commands.align import align_manifests
+    from imputer.corpora import tones
+    from imputer.manifest import Manifest
+    from imputer.recognizer import Recognizer
+
+    console.rule("An Imputer, trained on the spot")
+    console.print(
+        "Speech of a made-up language, where each letter is a gliding chord, is recorded now. A CTC expert "
+        "learns it and aligns it; then an Imputer learns from masked alignments. "
+        f"It takes {SECONDS}.\n"
+    )
+    heard = tones.make(str(folder / "train"), 240)
+    unheard = tones.make(str(folder / "test"), 40, seed=1)
+    expert = config.Config(
+        front_end=config.FrontEnd(channels=4),
+        model=config.Model(width=64, layers=2, heads=2, filter_size=192, dropout=0.0),
+        vocabulary=config.Vocabulary(units="characters", size=9),
+        data=config.Data(train=(heard,), valid=(unheard,), batch_seconds=40, workers=0),
+        training=config.Training(
+            steps=300,
+            learning_rate=4e-3,
+            warmup_steps=30,
+            validate_every=100,
+            checkpoint_every=1000,
+            threads=1,
+        ),
+    )
+    console.print("[bold]1. The CTC expert[/bold] hears the recordings and their texts, but no times.")
+    ctc = training.train(expert, folder / "expert")
+    console.print("\n[bold]2. It aligns them[/bold]: which frame says which letter.")
+    store = folder / "train.alignments"
+    align_manifests([Path(heard)], store, str(ctc), batch_seconds=60.0, workers=0, frames_cache="")
+    console.print("\n[bold]3. The Imputer[/bold] learns to complete alignments of which parts are masked.")
+    imputer = training.train(
+        replace(
+            expert,
+            rollin=config.Rollin(alignments=str(store), block_size=8),
+            training=replace(
+                expert.training, objective="dynamic_programming", start_from=str(ctc), learning_rate=2e-3
+            ),
+        ),
+        folder / "imputer",
+    )
+    console.print("\n[bold]4. Recordings it never heard[/bold], word error rates:")
+    utterances = list(Manifest(unheard))
+    for name, model, passes in (("CTC", ctc, 1), ("Imputer", imputer, 1), ("Imputer", imputer, 8)):
+        recognizer = Recognizer.from_pretrained(model)
+        said = recognizer.transcribe([u.audio_filepath for u in utterances], block_size=passes)
+        errors = scoring.total(
+            [scoring.word_errors(u.text, t.text) for u, t in zip(utterances, said, strict=True)]
+        )
+        console.print(
+            f"   {name:8} {passes} pass{'es' if passes > 1 else '  '}  {100 * errors.rate:5.1f} %",
+            highlight=False,
+        )
+    console.print(
+        "\n[bold]5. How it writes[/bold]: one frame of each block of eight per pass, all blocks at once.\n"
+    )
+    longest = max(utterances, key=lambda utterance: utterance.duration)
+    transcript = recognizer.transcribe(longest.audio_filepath, block_size=8, trace=True)
+    animation.show(transcript, "a recording", block_size=8, console=console)
+    console.print(f"\n   heard:   {transcript.text}\n   spoken:  {longest.text}\n")
+    console.print(
+        "Next: imputer train --help, and docs/training.md for your own recordings.", highlight=False
+    )
