@@ -78,8 +78,7 @@ def filterbanks(
     window = window_samples(sample_rate)
     if waveform.shape[1] < window:
         waveform = torch.nn.functional.pad(waveform, (0, window - waveform.shape[1]))
-    rows = [_static(row, sample_rate) for row in waveform]
-    features = rows[0][None] if len(rows) == 1 else torch.stack(rows)  # (batch, frame, 240)
+    features = _static(waveform, sample_rate)  # (batch, frame, 240)
     frames = None if lengths is None else _frame_counts(lengths, sample_rate)
     add_deltas(features, frames)
     return features[0] if single else features
@@ -111,28 +110,29 @@ def _frame_counts(lengths: Tensor, sample_rate: int) -> Tensor:
 
 
 def _static(waveform: Tensor, sample_rate: int) -> Tensor:
-    """(samples,) at integer scale -> (frame, 240), of which the first 80 are filled in."""
+    """(batch, samples) at integer scale -> (batch, frame, 240), of which the first 80 are filled in."""
     window, shift = window_samples(sample_rate), shift_samples(sample_rate)
     points = 1 << (window - 1).bit_length()
     taper, banks = _taper(window, waveform.device), _banks(sample_rate, points, waveform.device)
     # Removing the window's mean m and then emphasising takes (1 - 0.97) m off the emphasised audio, so the audio
     # is emphasised once and not once per window. Only a window's first sample differs: there the taper is zero.
     emphasised = waveform.clone()
-    emphasised[1:] -= PREEMPHASIS * waveform[:-1]
-    frames = emphasised.unfold(0, window, shift)  # (frame, window), a view
-    offsets = (1 - PREEMPHASIS) * waveform.unfold(0, window, shift).mean(1, keepdim=True)  # (frame, 1)
-    count = frames.shape[0]
-    features = waveform.new_zeros(count, FEATURES)
-    padded = waveform.new_zeros(min(CHUNK, count), points)
-    for start in range(0, count, CHUNK):
-        end = min(start + CHUNK, count)
-        rows = padded[: end - start]
-        torch.sub(frames[start:end], offsets[start:end], out=rows[:, :window])
-        rows[:, :window] *= taper
+    emphasised[:, 1:] -= PREEMPHASIS * waveform[:, :-1]
+    frames = emphasised.unfold(1, window, shift)  # (batch, frame, window), a view
+    offsets = (1 - PREEMPHASIS) * waveform.unfold(1, window, shift).mean(2, keepdim=True)  # (batch, frame, 1)
+    batch, count = frames.shape[:2]
+    chunk = max(1, CHUNK // batch) if waveform.device.type == "cpu" else count
+    features = waveform.new_zeros(batch, count, FEATURES)
+    padded = waveform.new_zeros(batch, min(chunk, count), points)
+    for start in range(0, count, chunk):
+        end = min(start + chunk, count)
+        rows = padded[:, : end - start]
+        torch.sub(frames[:, start:end], offsets[:, start:end], out=rows[..., :window])
+        rows[..., :window] *= taper
         # Real and imaginary parts stand side by side and share a weight: the product adds their squares.
-        parts = torch.view_as_real(torch.fft.rfft(rows)).flatten(1)[:, :points].square()
-        energies = parts @ banks  # (frame, 80)
-        features[start:end, :BANKS] = energies.clamp_min_(ENERGY_FLOOR).log_()
+        parts = torch.view_as_real(torch.fft.rfft(rows)).flatten(2)[..., :points].square()
+        energies = parts @ banks  # (batch, frame, 80)
+        features[:, start:end, :BANKS] = energies.clamp_min_(ENERGY_FLOOR).log_()
     return features
 
 

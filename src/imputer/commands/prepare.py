@@ -18,7 +18,7 @@ def prepare(
     /,
     *,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    split: tuple[str, ...] = (),
+    split: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     text: str = "",
     tokenizer: Path | None = None,
     frame_seconds: float = 0.04,
