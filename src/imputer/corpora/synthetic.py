@@ -74,7 +74,7 @@ def spell(line: str) -> str:
         c for c in unicodedata.normalize("NFKD", text) if unicodedata.category(c) not in ("Mn", "Cf")
     )
     text = re.sub(r"\b([A-Za-z]+)\.", _title, text).replace("&", " and ")
-    text = re.sub(r"([$£€]?)(\d[\d,]*)(\.\d+)?(st|nd|rd|th|%)?(?!\w)", _number, text)
+    text = re.sub(r"([$£€]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th|%)?(?!\w)", _number, text)
     text = re.sub(r"[\"“”„«»()\[\]*_]", " ", text)
     text = re.sub(r"[-‑/]", " ", text)
     odd = re.search(r"[^A-Za-z' ,.?!;:]", text)
@@ -133,7 +133,7 @@ def _number(match: re.Match) -> str:
     if currency:
         name = {"$": "dollar", "£": "pound", "€": "euro"}[currency]
         said += f" {name}" if number == 1 else f" {name}s"
-    return f" {said}" + (" " if match[0].endswith(",") else "")
+    return said
 
 
 def _cardinal(number: int) -> str:
