@@ -43,7 +43,11 @@ def total(
     batch = plan.make(
         log_probs, targets, frame_lengths, target_lengths, alignments, committed, blank, merge_repeats
     )
-    return _Total.apply(log_probs, batch, _module(implementation, log_probs))
+    module = _module(implementation, log_probs)
+    if log_probs.requires_grad and torch.is_grad_enabled():
+        return _Total.apply(log_probs, batch, module)
+    totals, _ = module.total(log_probs.detach(), batch, False)
+    return totals.to(_result_type(log_probs))
 
 
 def posteriors(
@@ -156,7 +160,7 @@ class _Total(torch.autograd.Function):
     def forward(ctx: Any, log_probs: Tensor, plan: Any, module: ModuleType) -> Tensor:
         ctx.save_for_backward(log_probs)
         ctx.plan, ctx.module = plan, module
-        totals, ctx.posteriors = module.total(log_probs, plan, ctx.needs_input_grad[0])
+        totals, ctx.posteriors = module.total(log_probs, plan, True)
         return totals.to(_result_type(log_probs))
 
     @staticmethod

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs
 """What a batch asks of the lattice: checked once, as plain arrays, for both implementations.
 
 Every frame of an alignment has a *state*, the same code in both topologies: 2j for a blank after j tokens,
@@ -12,25 +11,25 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from imputer.lattice.checks import check_committed, check_integers, check_log_probs
-
-MASKED = -1
+from imputer.lattice.compiled import ALIGNMENT, COLLAPSE, FRAMES, TARGET, TOKENS, list_runs, survey
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked batch, on the host; ``survey`` below fills the arrays."""
+    """A checked batch, on the host; ``survey`` fills the arrays."""
 
     shape: tuple[int, int, int]  # of log_probs: (batch, frame, token)
     targets: np.ndarray  # (batch, target)
     frame_lengths: np.ndarray  # (batch,)
     target_lengths: np.ndarray  # (batch,)
-    states: np.ndarray  # (batch, frame): the state of a committed frame, MASKED elsewhere
+    states: (
+        np.ndarray
+    )  # (batch, frame): the state where it is known, committed or without choice; else MASKED
     cells: np.ndarray  # (batch,): (frame, target position) pairs that some alignment can reach
-    scratch: np.ndarray  # (batch,): most numbers one run of the item needs to hold a row for each frame
+    scratch: np.ndarray  # (batch,): numbers in the largest table of rows, one row a frame of a run
     blank: int
     merge_repeats: bool
 
@@ -102,9 +101,6 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.to(torch.int64).contiguous().numpy() for name, tensor in tensors.items()}
 
 
-FRAMES, TOKENS, TARGET, ALIGNMENT, COLLAPSE, COMMITTED = range(1, 7)
-
-
 def _complaint(fault: int, item: int, position: int, plan: Plan, alignments: np.ndarray) -> str:
     _, frames, tokens = plan.shape
     length, size = plan.frame_lengths[item], plan.target_lengths[item]
@@ -134,136 +130,3 @@ def _complaint(fault: int, item: int, position: int, plan: Plan, alignments: np.
 def _short(ids: np.ndarray, most: int = 24) -> str:
     shown = ", ".join(str(value) for value in ids[:most])
     return f"[{shown}{', ...' if len(ids) > most else ''}] of length {len(ids)}"
-
-
-@njit(cache=True, nogil=True)
-def survey(
-    targets, frame_lengths, target_lengths, alignments, committed, forced,
-    tokens, blank, merge_repeats, states, cells, scratch,
-):  # fmt: skip
-    """Check every item and write its states and sizes; return (fault, item, position), fault 0 when sound."""
-    for item in range(targets.shape[0]):
-        length, size = frame_lengths[item], target_lengths[item]
-        if length < 0 or length > states.shape[1]:
-            return FRAMES, item, 0
-        if size < 0 or size > targets.shape[1]:
-            return TOKENS, item, 0
-        for position in range(size):
-            token = targets[item, position]
-            if token < 0 or token >= tokens or token == blank:
-                return TARGET, item, position
-        states[item] = MASKED
-        if forced:
-            fault, frame = _force(
-                alignments[item], committed[item], length, targets[item], size, tokens, blank, merge_repeats,
-                states[item],
-            )  # fmt: skip
-            if fault:
-                return fault, item, frame
-        cells[item], scratch[item] = _measure(states[item], length, size, merge_repeats)
-    return 0, 0, 0
-
-
-@njit(cache=True, nogil=True)
-def _force(alignment, committed, length, target, size, tokens, blank, merge_repeats, states):
-    """Write the states of the committed frames: the state path of the whole alignment, seen where committed."""
-    emitted, previous = 0, blank
-    for frame in range(length):
-        token = alignment[frame]
-        if token < 0 or token >= tokens:
-            return ALIGNMENT, frame
-        if token != blank and not (merge_repeats and token == previous):
-            emitted += 1
-            if emitted > size or target[emitted - 1] != token:
-                return COLLAPSE, frame
-        if committed[frame]:
-            states[frame] = 2 * emitted - (token != blank)
-        previous = token
-    if emitted != size:
-        return COLLAPSE, length - 1
-    for frame in range(length, len(committed)):
-        if committed[frame]:
-            return COMMITTED, frame
-    return 0, 0
-
-
-@njit(cache=True, nogil=True)
-def run_end(states, frame, length):
-    """The first committed frame at or after ``frame``, or the length."""
-    while frame < length and states[frame] == MASKED:
-        frame += 1
-    return frame
-
-
-@njit(cache=True, nogil=True)
-def token_range(before, after, merge_repeats):
-    """(tokens begun on entry, fewest and most begun in the run's last frame) between two committed states."""
-    most = (after + 1) // 2 if merge_repeats else after // 2
-    return (before + 1) // 2, after // 2, most
-
-
-@njit(cache=True, nogil=True)
-def band(frame, frames, begun, fewest, most):
-    """(lowest, highest) number of tokens begun after ``frame`` of ``frames`` of a run."""
-    return max(begun, fewest - (frames - frame)), min(begun + frame, most)
-
-
-@njit(cache=True, nogil=True)
-def first_token(before, merge_repeats):
-    """The first token a run may emit: the committed one goes on only if repeats merge."""
-    return (before + 1) // 2 + (0 if merge_repeats and before % 2 else 1)
-
-
-@njit(cache=True, nogil=True)
-def band_width(frames, begun, fewest, most):
-    """The widest row of the band, or 0 when the run cannot get from its entry to its exit."""
-    if fewest - begun > frames or most < begun:
-        return 0
-    return min(most - begun, frames - max(0, fewest - begun)) + 1
-
-
-@njit(cache=True, nogil=True)
-def _measure(states, length, size, merge_repeats):
-    cells, scratch = 0, 0
-    frame, before = 0, 0
-    while frame < length:
-        if states[frame] != MASKED:
-            before = states[frame]
-            cells += before % 2
-            frame += 1
-            continue
-        end = run_end(states, frame, length)
-        after = states[end] if end < length else 2 * size
-        begun, fewest, most = token_range(before, after, merge_repeats)
-        frames = end - frame
-        width = band_width(frames, begun, fewest, most)
-        scratch = max(scratch, (frames + 1) * (width + 2))
-        if width > 0:
-            first = first_token(before, merge_repeats)
-            for step in range(1, frames + 1):
-                lowest, highest = band(step, frames, begun, fewest, most)
-                cells += max(0, highest - max(lowest, first) + 1)
-        frame = end
-    return cells, scratch
-
-
-@njit(cache=True, nogil=True)
-def list_runs(states, frame_lengths, target_lengths, table):
-    """Fill ``table`` with the runs of all items as far as it reaches; return how many there are."""
-    count = 0
-    for item in range(len(frame_lengths)):
-        length = frame_lengths[item]
-        frame, before = 0, 0
-        while frame < length:
-            if states[item, frame] != MASKED:
-                before = states[item, frame]
-                frame += 1
-                continue
-            end = run_end(states[item], frame, length)
-            if count < len(table):
-                table[count, 0], table[count, 1], table[count, 2] = item, frame, end - frame
-                table[count, 3] = before
-                table[count, 4] = states[item, end] if end < length else 2 * target_lengths[item]
-            count += 1
-            frame = end
-    return count

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer.lattice.plan import MASKED, Plan
+from imputer.lattice.compiled import MASKED
+from imputer.lattice.plan import Plan
 
 LOWEST = -1e30  # stands for log 0: finite, so that no difference of infinities turns into NaN
 NEVER = -1e35  # log weight of a state that no path reaches; below any sum of LOWEST
