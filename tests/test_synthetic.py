@@ -46,6 +46,7 @@ TWELVE = "twelve thousand three hundred and forty five"
         ("3.14 is pi", "three point one four is pi"),
         ("the 21st, 12th, 20th and 100th", "the twenty first twelfth twentieth and one hundredth"),
         ("$1 or £20", "one dollar or twenty pounds"),
+        ("Mrs Grey and Mr Grey. Mr.", "missus grey and mister grey mister"),
         ("ALL IN CAPITALS", "all in capitals"),
         ("Wait... what?", "wait what"),
         ("I asked St. John the next day", "i asked saint john the next day"),

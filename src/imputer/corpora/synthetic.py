@@ -73,7 +73,7 @@ def spell(line: str) -> str:
     text = "".join(
         c for c in unicodedata.normalize("NFKD", text) if unicodedata.category(c) not in ("Mn", "Cf")
     )
-    text = re.sub(r"\b([A-Za-z]+)\.", _title, text).replace("&", " and ")
+    text = re.sub(r"\b([A-Za-z]+)\.|\b(Mrs?|Dr)\b", _title, text).replace("&", " and ")
     text = re.sub(r"([$£€]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th|%)?(?!\w)", _number, text)
     text = re.sub(r"[\"“”„«»()\[\]*_]", " ", text)
     text = re.sub(r"[-‑/]", " ", text)
@@ -111,10 +111,11 @@ def pieces(spoken: str) -> list[str]:
 
 
 def _title(match: re.Match) -> str:
-    word = TITLES.get(match[1].lower())
-    if word is None or match[1] in ("gen", "col", "st", "sr"):
+    short = match[1] or match[2]
+    word = TITLES.get(short.lower())
+    if word is None or short in ("gen", "col", "st", "sr"):
         return match[0]
-    return word.capitalize() if match[1][0].isupper() else word
+    return word.capitalize() if short[0].isupper() else word
 
 
 def _number(match: re.Match) -> str:
