@@ -21,62 +21,7 @@ from imputer import model as models
 from imputer.corpora import tones
 from imputer.errors import ImputerError, UsageError
 from imputer.ranks import Ranks
-
-TINY = config.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tones.make(str(tmp_path_factory.mktemp("tones")), 8, words=(1, 2))
-
-
-def settings_for(corpus: str, **changed: object) -> config.Config:
-    return config.Config(
-        front_end=config.FrontEnd(channels=4),
-        model=TINY,
-        vocabulary=config.Vocabulary(units="characters", size=9),
-        data=config.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
-        training=replace(
-            config.Training(
-                steps=150,
-                learning_rate=3e-3,
-                warmup_steps=20,
-                validate_every=1000,
-                checkpoint_every=1000,
-                threads=1,
-                weight_decay=0.0,
-            ),
-            **changed,
-        ),
-    )
-
-
-def trained_on(
-    corpus: str, folder: Path, rollin_settings: config.Rollin | None = None, **changed: object
-) -> Path:
-    settings = settings_for(corpus, **changed)
-    if rollin_settings:
-        settings = replace(settings, rollin=rollin_settings)
-    return training.train(settings, folder)
-
-
-@pytest.fixture(scope="session")
-def expert(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_on(corpus, tmp_path_factory.mktemp("expert"))
-
-
-@pytest.fixture(scope="session")
-def stored(corpus: str, expert: Path) -> Path:
-    """The corpus aligned by the expert, through the command line."""
-    path = expert.parent / "train.alignments"
-    imputer("align", "--manifest", corpus, "--model", str(expert), "--store", str(path))
-    return path
-
-
-def imputer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "imputer", *words]
-    return subprocess.run(command, env=ENVIRONMENT, check=check, capture_output=True, text=True)
+from trainings import ENVIRONMENT, imputer, settings_for, trained_on
 
 
 def last_validation(folder: Path) -> dict[str, float]:

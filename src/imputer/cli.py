@@ -33,7 +33,7 @@ for name, summary in COMMANDS.items():
 def main() -> NoReturn:
     """Run the command line; a person's mistake is one line on stderr and its exit code."""
     try:
-        app()
+        app(sys.argv[1:])
     except ImputerError as error:
         print(f"imputer: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -126,7 +126,9 @@ def words_of(tokens: Sequence[Token], seconds: float) -> list[Word]:
         limit = spelt[place + 1][1][0].start if place + 1 < len(spelt) else max(seconds, group[-1].end)
         end = min(group[-1].end + HOLD_SECONDS, limit)
         confidence = min(token.confidence for token in group)
-        words.append(Word(text, group[0].start, _seconds(end), confidence))
+        # A word mark of its own may come anywhere in the pause before; the word starts with its first letter.
+        start = next(token.start for token in group if token.piece != WORD_MARK)
+        words.append(Word(text, start, _seconds(end), confidence))
     return words
 
 

@@ -1,0 +1,113 @@
+"""`imputer align`: word times of a known text, in every format, for recordings of any length."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from imputer import aligning, alignments
+from imputer import model as models
+from imputer.corpora import tones
+from imputer.manifest import Manifest, Utterance
+from trainings import imputer
+
+
+@pytest.fixture(scope="module")
+def utterance(corpus: str) -> Utterance:
+    return max(Manifest(corpus), key=lambda utterance: len(utterance.text))
+
+
+def aligned(utterance: Utterance, expert: Path, *more: str) -> str:
+    return imputer(
+        "align", utterance.audio_filepath, "--text", utterance.text, "--model", str(expert), *more
+    ).stdout
+
+
+def test_words_have_times_in_order_and_within_the_recording(utterance: Utterance, expert: Path) -> None:
+    found = json.loads(aligned(utterance, expert))
+    assert [word["text"] for word in found["words"]] == utterance.text.split()
+    times = [time for word in found["words"] for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] <= utterance.duration + 1e-6
+    assert all(0 < word["confidence"] <= 1 for word in found["words"])
+
+
+def test_times_are_those_of_the_sound(utterance: Utterance, expert: Path, tmp_path: Path) -> None:
+    """What is said again after a pause is found again, later by as much."""
+    sound, rate = soundfile.read(utterance.audio_filepath, dtype="float32")
+    pause = np.random.default_rng(3).normal(0, 0.01, rate // 4).astype(np.float32)
+    soundfile.write(tmp_path / "x.wav", np.concatenate((sound, pause, sound)), rate)
+    text = f"{utterance.text} {utterance.text}"
+    said = imputer("align", str(tmp_path / "x.wav"), "--text", text, "--model", str(expert))
+    words = json.loads(said.stdout)["words"]
+    half = len(words) // 2
+    later = [
+        second["start"] - first["start"] for first, second in zip(words[:half], words[half:], strict=True)
+    ]
+    assert later == pytest.approx([(len(sound) + len(pause)) / rate] * half, abs=0.1)
+
+
+@pytest.mark.parametrize("form", ["json", "ctm", "textgrid", "srt", "vtt", "txt"])
+def test_every_format_names_every_word(utterance: Utterance, expert: Path, tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"out.{form}"
+    (tmp_path / "text.txt").write_text(utterance.text.upper() + ".\n")  # as people write it
+    imputer(
+        *("align", utterance.audio_filepath, str(tmp_path / "text.txt"), "--model", str(expert)),
+        *("--format", form, "--output", str(path)),
+    )
+    written = path.read_text()
+    assert all(word in written for word in utterance.text.split())
+
+
+def test_windows_give_the_posteriors_of_the_whole(utterance: Utterance, expert: Path) -> None:
+    """Where the context covers what the network can see of the edges, windows differ little from one piece."""
+    network, _ = models.load(expert)
+    samples, _ = soundfile.read(utterance.audio_filepath, dtype="float32")
+    sound = torch.from_numpy(np.tile(samples, 4))
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        return sound[start:stop]
+
+    whole = aligning.posteriors(network, read, len(sound), window_seconds=1000)
+    pieces = aligning.posteriors(network, read, len(sound), window_seconds=1.0, context_seconds=1.0)
+    assert pieces.shape == whole.shape
+    assert (pieces.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
+
+
+def test_a_long_recording_is_aligned_exactly_in_pieces(expert: Path) -> None:
+    """The alignment of a lattice too large to hold at once is the best one all the same."""
+    network, _ = models.load(expert)
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(700, 10, generator=generator).log_softmax(-1)
+    target = torch.randint(1, 10, (220,), generator=generator).tolist()
+    found, score = aligning.align_recording(network, log_probs, target)
+    lengths = torch.tensor([700]), torch.tensor([220])
+    best, best_score = alignments.best_alignment(log_probs[None], torch.tensor([target]), *lengths)
+    assert score == pytest.approx(float(best_score[0]), rel=1e-6)
+    assert alignments.collapse(found) == target
+    assert found == best[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["no.wav", "--text", "abc"], 1, "no.wav: no such file"),
+        (["AUDIO"], 2, "give a recording and its text"),
+        (["AUDIO", "no.txt"], 2, "cannot read the text no.txt"),
+        (["AUDIO", "--text", "..."], 2, "the text is empty"),
+        (["AUDIO", "--text", "xyz"], 1, "x"),
+        (["AUDIO", "--text", "abcdefgh " * 40], 1, "tokens, but the recording holds only"),
+        (["--manifest", "m.jsonl"], 2, "--manifest and --store together"),
+    ],
+)
+def test_mistakes_are_one_line(
+    utterance: Utterance, expert: Path, words: list[str], code: int, says: str
+) -> None:
+    words = [utterance.audio_filepath if word == "AUDIO" else word for word in words]
+    said: subprocess.CompletedProcess[str] = imputer("align", *words, "--model", str(expert), check=False)
+    assert (said.returncode, says in said.stderr) == (code, True), said.stderr
+    assert "Traceback" not in said.stderr

@@ -1,0 +1,64 @@
+"""Small trainings on the language of tones, shared by the tests."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imputer import cli, config, training
+
+TINY = config.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def settings_for(corpus: str, **changed: object) -> config.Config:
+    return config.Config(
+        front_end=config.FrontEnd(channels=4),
+        model=TINY,
+        vocabulary=config.Vocabulary(units="characters", size=9),
+        data=config.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
+        training=replace(
+            config.Training(
+                steps=150,
+                learning_rate=3e-3,
+                warmup_steps=20,
+                validate_every=1000,
+                checkpoint_every=1000,
+                threads=1,
+                weight_decay=0.0,
+            ),
+            **changed,
+        ),
+    )
+
+
+def trained_on(
+    corpus: str, folder: Path, rollin_settings: config.Rollin | None = None, **changed: object
+) -> Path:
+    settings = settings_for(corpus, **changed)
+    if rollin_settings:
+        settings = replace(settings, rollin=rollin_settings)
+    return training.train(settings, folder)
+
+
+def imputer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line as ``main`` does, in this process: importing torch anew would take longer than the work."""
+    out, err = io.StringIO(), io.StringIO()
+    before, sys.argv = sys.argv, ["imputer", *words]
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            cli.main()
+    finally:
+        sys.argv = before
+    code = int(ended.value.code or 0)
+    assert not (check and code), err.getvalue()
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
