@@ -108,6 +108,8 @@ def test_inspection_prints_the_same_and_a_histogram(
     assert "0 to 1 s 0" in table and f"1 to 2 s {'█' * 50} 4" in table
     code, _, err = run(capsys, monkeypatch, "prepare", "--inspect", output, "--strict")
     assert code == 1 and "line 5" in err
+    code, out, _ = run(capsys, monkeypatch, "prepare", "--inspect", output, "--root", recordings / "anna")
+    assert code == 0 and "bad line │ 3 │" in " ".join(out.split()) and "lies outside" in " ".join(out.split())
 
 
 def test_a_tokenizer_counts_instead_of_characters(

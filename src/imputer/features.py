@@ -37,6 +37,10 @@ DELTA = {-2: -0.2, -1: -0.1, 1: 0.1, 2: 0.2}
 DELTA_DELTA = {-4: 0.04, -3: 0.04, -2: 0.01, -1: -0.04, 0: -0.1, 1: -0.04, 2: 0.01, 3: 0.04, 4: 0.04}
 DELTA_REACH = 4
 
+# Babble: so many voices, whose loudness is drawn so many times a second.
+VOICES = 6
+SWELL_RATE = 100
+
 
 def window_samples(sample_rate: int = SAMPLE_RATE) -> int:
     return int(sample_rate * WINDOW_SECONDS)
@@ -364,12 +368,14 @@ def pink_noise(samples: int, sample_rate: int, generator: torch.Generator) -> Te
 
 def babble_noise(samples: int, sample_rate: int, generator: torch.Generator) -> Tensor:
     """Several voices' worth of noise: the long-term spectrum of speech, swelling at the pace of syllables."""
-    total = torch.zeros(samples)
-    for _ in range(6):
-        voice = _shaped(samples, sample_rate, _speech_spectrum, generator)
-        swell = _shaped(samples, sample_rate, _syllable_spectrum, generator)
-        total += voice * (swell / swell.std().clamp_min(1e-12)).exp().clamp_max(8.0)
-    return total
+    steps = 2 + SWELL_RATE * samples // sample_rate
+    power = torch.zeros(steps)
+    for _ in range(VOICES):
+        swell = _shaped(steps, SWELL_RATE, _syllable_spectrum, generator)
+        power += (2 * swell / swell.std().clamp_min(1e-12)).clamp_max(4.0).exp()
+    # Noises that swell one by one add up to one noise that swells with the sum of their powers.
+    envelope = torch.nn.functional.interpolate(power.sqrt()[None, None], size=samples, mode="linear")[0, 0]
+    return _coloured(white_noise(samples, sample_rate, generator) * envelope, sample_rate, _speech_spectrum)
 
 
 NOISES: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
@@ -393,12 +399,17 @@ def _shaped(
     samples: int, sample_rate: int, amplitude: Callable[[Tensor], Tensor], generator: torch.Generator
 ) -> Tensor:
     """Gaussian noise of (samples,) with an amplitude spectrum."""
-    # At least a second, else the slow parts of a spectrum fall between the bins of a short piece;
-    # and a power of two, since a length with a large prime factor is slow to transform.
-    points = 1 << (max(samples, sample_rate) - 1).bit_length()
-    spectrum = torch.fft.rfft(torch.randn(points, generator=generator))
+    # At least a second, else the slow parts of a spectrum fall between the bins of a short piece.
+    noise = torch.randn(max(samples, sample_rate), generator=generator)
+    return _coloured(noise, sample_rate, amplitude)[:samples]
+
+
+def _coloured(noise: Tensor, sample_rate: int, amplitude: Callable[[Tensor], Tensor]) -> Tensor:
+    """(samples,) filtered to an amplitude spectrum."""
+    # A power of two, since a length with a large prime factor is slow to transform.
+    points = 1 << (len(noise) - 1).bit_length()
     hertz = torch.fft.rfftfreq(points, 1 / sample_rate)
-    return torch.fft.irfft(spectrum * amplitude(hertz), points)[:samples]
+    return torch.fft.irfft(torch.fft.rfft(noise, points) * amplitude(hertz), points)[: len(noise)]
 
 
 def telephone(waveform: Tensor, sample_rate: int) -> Tensor:

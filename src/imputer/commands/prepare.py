@@ -33,6 +33,7 @@ def prepare(
     valid_speakers: Annotated[str, Parameter(group="digits")] = "",
     test_speakers: Annotated[str, Parameter(group="digits")] = "",
     inspect: Path | None = None,
+    root: Path | None = None,
 ) -> None:
     """Turn a corpus or a folder of recordings into a manifest, or look into one.
 
@@ -79,9 +80,11 @@ def prepare(
         Speakers for test by name, with commas.
     inspect
         Only print what a manifest holds, and a histogram of its lengths.
+    root
+        With --inspect: count lines whose audio lies outside this folder as bad.
     """
     if inspect is not None:
-        _inspect(inspect, strict)
+        _inspect(inspect, strict, root)
         return
     if corpus is None or source is None or output is None:
         raise UsageError("prepare needs a corpus, its folder and --output MANIFEST, or --inspect MANIFEST")
@@ -136,12 +139,12 @@ def _names(listed: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in listed.split(",")) if name)
 
 
-def _inspect(path: Path, strict: bool) -> None:
+def _inspect(path: Path, strict: bool, root: Path | None) -> None:
     from imputer.corpora.checks import Report, Summary
     from imputer.corpora.common import Dropped
     from imputer.manifest import Manifest
 
-    manifest = Manifest(path, strict=strict)
+    manifest = Manifest(path, strict=strict, root=root)
     report = Report({path: Summary()})
     for utterance in manifest:
         report.manifests[path].add(utterance)
