@@ -229,7 +229,7 @@ def create_app(settings: Settings) -> FastAPI:
             service.decoders, protocol.pictures, waveform, recognizer.sample_rate
         )
         heard = await service.result(request, job)
-        transcript, trace = engine.whole(recognizer, heard, job.seconds)
+        transcript, trace = engine.whole(recognizer, heard, job.seconds, wish.block_size)
         assert trace is not None
         body = protocol.imputation(recognizer, wish, name, transcript, trace, await drawing)
         return Response(protocol.dumps(body), media_type="application/json")

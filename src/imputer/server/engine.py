@@ -43,6 +43,7 @@ class Trace:
     rows: list[list[int]]  # after each pass, the token of each frame
     sureties: list[list[int]]
     greedy: Piece
+    block_starts: list[int]  # frames at which a block begins; windows begin one of their own
 
 
 def window_frames(recognizer: Recognizer) -> tuple[int, int]:
@@ -190,19 +191,31 @@ class _Recorder:
         ]
 
 
-def whole(recognizer: Recognizer, heard: Sequence[Heard], seconds: float) -> tuple[Transcript, Trace | None]:
+def whole(
+    recognizer: Recognizer, heard: Sequence[Heard], seconds: float, block_size: int = 1
+) -> tuple[Transcript, Trace | None]:
     """The transcript of a recording out of its windows, and how it came about if that was kept."""
     hop, blank = window_frames(recognizer)[1], recognizer.model.blank
     piece = windows.join([one.piece for one in heard], hop, blank)
     trace = None
     if piece.trace is not None:
-        # Seams depend on the alignment alone, so the sureties are joined exactly as the rows are.
-        sure = [
-            Piece(one.piece.alignment, one.piece.confidence, one.piece.passes, one.sureties) for one in heard
-        ]
+        # Seams depend on the alignment alone, so whatever else is known of frames is joined as the rows are.
+        sureties = _joined(heard, [one.sureties or [] for one in heard], hop, blank)
+        slots = [[[frame % block_size for frame in range(len(one.piece.alignment))]] for one in heard]
+        (slot,) = _joined(heard, slots, hop, blank)
+        starts = [f for f in range(len(slot)) if f == 0 or slot[f] != slot[f - 1] + 1]
         greedy = windows.join([one.greedy for one in heard if one.greedy], hop, blank)
-        trace = Trace(piece.trace, windows.join(sure, hop, blank).trace or [], greedy)
+        trace = Trace(piece.trace, sureties, greedy, starts)
     return transcript(recognizer, piece, seconds), trace
+
+
+def _joined(heard: Sequence[Heard], rows: Sequence[list[list[int]]], hop: int, blank: int) -> list[list[int]]:
+    """Rows over the frames of windows as rows over the frames of the recording."""
+    pieces = [
+        Piece(one.piece.alignment, one.piece.confidence, len(of_one), of_one)
+        for one, of_one in zip(heard, rows, strict=True)
+    ]
+    return windows.join(pieces, hop, blank).trace or []
 
 
 def transcript(recognizer: Recognizer, piece: Piece, seconds: float) -> Transcript:

@@ -333,6 +333,8 @@ def imputation(
         "frames": len(trace.greedy.alignment),
         "block_size": wish.block_size,
         "strategy": wish.strategy,
+        "block_starts": trace.block_starts,
+        "merge_repeats": recognizer.model.merge_repeats,
         "blank": transcripts.BLANK,
         "mask": transcripts.MASK,
         "words": [word(item) for item in transcript.words],
