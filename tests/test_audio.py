@@ -126,6 +126,25 @@ def test_a_stream_header_without_length_is_no_damage(tmp_path: Path) -> None:
     assert len(audio.read(path)) == 2 * RATE
 
 
+def test_a_wrong_size_around_whole_samples_is_no_damage(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", speechlike(), "WAV")
+    content = bytearray(path.read_bytes())
+    content[4:8] = (len(content) + 500).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert len(audio.read(path)) == 2 * RATE
+
+
+def test_a_flac_without_its_length_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    path = written(tmp_path / "a.flac", speechlike(), "FLAC")
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    np.testing.assert_allclose(audio.read(path), speechlike(), atol=1.1 / 32768)
+    assert audio.info(path).seconds == 2.0
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
