@@ -229,7 +229,7 @@ ENGINES: dict[str, tuple[Callable[[str, str, Manner, Path], list[str]], str, str
 }
 # Weights follow how well Moonshine's own decoder understands a voice: 12 to 14 % of the words wrong for flite's
 # statistical voices, 22 to 31 % for pico and kal16, 18 to 30 % for the variants of espeak kept here, which share
-# one voice that sounds least like a person. RHVoice's other voices may not be used commercially.
+# one voice that sounds least like a person. RHVoice's evgeniy-eng and lyubov are CC BY-NC-ND, so left out.
 ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland")
 ESPEAK_VARIANTS = (
     "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f5", "Denis", "Diogo", "Gene", "Henrique", "Hugo",
