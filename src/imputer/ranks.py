@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -34,7 +35,7 @@ class Ranks:
 
     def moved(self, batch: Batch) -> Batch:
         """The batch with its tensors on this rank's device."""
-        tensors = {
+        tensors: dict[str, Any] = {
             name: value.to(self.device) for name, value in vars(batch).items() if isinstance(value, Tensor)
         }
         return dataclasses.replace(batch, **tensors)

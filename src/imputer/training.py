@@ -20,7 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from imputer import aligning, alignments, batching, checkpoints, config, files, objectives, progress, rollin
+from imputer import (
+    aligning,
+    alignments,
+    batching,
+    checkpoints,
+    config,
+    features,
+    files,
+    objectives,
+    progress,
+    rollin,
+)
 from imputer import model as models
 from imputer.errors import ImputerError, UsageError
 from imputer.features import Augmentation
@@ -144,7 +155,7 @@ def extractor(
         return read_vectors
     from imputer.frames_cache import CachedExtract, FramesCache
 
-    cache = FramesCache(frames_folder(settings.data.frames_cache), front_end.encoder)
+    cache = FramesCache(frames_folder(settings.data.frames_cache, front_end.encoder.key), front_end.encoder)
     cache.fill(utterances)
     return CachedExtract(cache.folder, cache.key)
 
@@ -161,35 +172,34 @@ def read_vectors(utterance: Utterance, generator: torch.Generator) -> Tensor:
         ) from error
 
 
-def frames_folder(named: str) -> Path:
-    """Where cached encoder frames live unless a folder is named."""
-    return Path(
-        named or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "imputer" / "frames"
-    ).expanduser()
+def frames_folder(named: str, encoder_key: str) -> Path:
+    """The folder that is named, or the encoder's own in the user's cache."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    return Path(named or caches / "imputer" / "frames" / encoder_key).expanduser()
 
 
 def feature_statistics(
     utterances: Sequence[Utterance], extract: Callable[..., Tensor], *, seed: int, at_most: int = 400
 ) -> tuple[Tensor, Tensor]:
     """Mean and deviation of every feature over (a sample of) the training set."""
-    order = torch.randperm(len(utterances), generator=rollin.generator_for(seed, "statistics"))[
-        :at_most
-    ].tolist()
-    count, total, square = 0, torch.zeros(1), torch.zeros(1)
-    failure: ImputerError | None = None
-    for index in progress.track(order, "statistics of the features"):
-        try:
-            frames = extract(utterances[index], rollin.generator_for(seed, index)).double()
-        except ImputerError as error:  # the loader will drop and count it
-            failure = error
-            continue
-        frames = frames[frames.isfinite().all(1)]  # one broken vector must not spoil the whole model
-        count += len(frames)
-        total, square = total + frames.sum(0), square + frames.square().sum(0)
-    if not count:
-        raise ImputerError(f"no utterance of the training set could be read: {failure}")
-    mean = total / count
-    return mean.float(), (square / count - mean.square()).clamp_min(0).sqrt().float()
+    order = torch.randperm(len(utterances), generator=rollin.generator_for(seed, "statistics"))[:at_most]
+    failures: list[ValueError] = []
+
+    def frames() -> Iterator[Tensor]:
+        for index in progress.track(order.tolist(), "statistics of the features"):
+            try:
+                found = extract(utterances[index], rollin.generator_for(seed, index))
+            except ImputerError as error:  # the loader will drop and count it
+                failures.append(error)
+            else:
+                yield found[found.isfinite().all(1)]  # one broken vector must not spoil the whole model
+
+    try:
+        return features.mean_and_deviation(frames())
+    except ValueError as error:
+        raise ImputerError(
+            f"no utterance of the training set could be read: {[*failures, error][0]}"
+        ) from error
 
 
 # --- one step
@@ -360,12 +370,12 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
         trained = nn.parallel.DistributedDataParallel(
             objective, device_ids=[here.device] if here.device.type == "cuda" else None
         )
-    durations = utterances.durations()
+    longest = settings.augmentation.longest  # slow speech takes more frames than its recording
     stream = Stream(
         utterances,
         vocabulary,
         extractor(settings, model.front_end, utterances, augment=True),
-        [model.front_end.feature_frames(seconds) for seconds in durations],
+        [model.front_end.feature_frames(seconds * longest) for seconds in utterances.durations()],
         model.front_end.feature_frames(settings.data.batch_seconds),
         settings.training.seed,
         settings.data.workers,

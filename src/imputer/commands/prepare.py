@@ -32,6 +32,7 @@ def prepare(
     speakers_held_out: Annotated[int, Parameter(group="digits")] = 4,
     valid_speakers: Annotated[str, Parameter(group="digits")] = "",
     test_speakers: Annotated[str, Parameter(group="digits")] = "",
+    hours: Annotated[float, Parameter(group="synthetic")] = 1.0,
     inspect: Path | None = None,
     root: Path | None = None,
 ) -> None:
@@ -45,7 +46,7 @@ def prepare(
     Parameters
     ----------
     corpus
-        folder, librispeech, wsj, kaldi, digits or lhotse.
+        folder, librispeech, wsj, kaldi, digits, lhotse or synthetic.
     source
         Where the corpus lies.
     output
@@ -78,6 +79,8 @@ def prepare(
         Speakers for validation by name, with commas.
     test_speakers
         Speakers for test by name, with commas.
+    hours
+        Hours of speech to make; SOURCE is then a text file, one sentence a line.
     inspect
         Only print what a manifest holds, and a histogram of its lengths.
     root
@@ -94,8 +97,8 @@ def prepare(
 
     if corpus not in CORPORA:
         raise UsageError(f"no corpus {corpus!r}; there are {', '.join(CORPORA)}")
-    if strings < 1 or longest < 1 or speakers_held_out < 0 or workers < 1 or not frame_seconds > 0:
-        raise UsageError("strings, longest, workers and frame-seconds must be more than 0")
+    if min(strings, longest, workers, speakers_held_out + 1) < 1 or min(frame_seconds, hours) <= 0:
+        raise UsageError("strings, longest, workers, hours and frame-seconds must be more than 0")
     options = Options(
         audio_folder=output.parent / f"{output.stem}-audio",
         splits=split,
@@ -109,6 +112,7 @@ def prepare(
         speakers_held_out=speakers_held_out,
         valid_speakers=_names(valid_speakers),
         test_speakers=_names(test_speakers),
+        hours=hours,
     )
     count = len
     if tokenizer is not None:

@@ -14,6 +14,7 @@ from imputer.corpora.folder import folder
 from imputer.corpora.kaldi import kaldi
 from imputer.corpora.lhotse import lhotse
 from imputer.corpora.librispeech import librispeech
+from imputer.corpora.synthetic import synthetic
 from imputer.corpora.wsj import wsj
 
 Corpus = Callable[[Path, Options], Iterator[Found | Dropped]]
@@ -25,6 +26,7 @@ CORPORA: dict[str, Corpus] = {
     "kaldi": kaldi,
     "digits": digits,
     "lhotse": lhotse,
+    "synthetic": synthetic,
 }
 
 __all__ = ["CORPORA", "Corpus", "Dropped", "Found", "Options"]

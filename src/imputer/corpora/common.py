@@ -50,6 +50,7 @@ class Options:
     speakers_held_out: int = 4  # digits: speakers for validation, and as many for test
     valid_speakers: tuple[str, ...] = ()  # digits: these by name instead
     test_speakers: tuple[str, ...] = ()
+    hours: float = 1.0  # synthetic: of speech to make
 
 
 def plain(text: str) -> str:

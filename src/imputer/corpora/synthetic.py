@@ -403,7 +403,7 @@ def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
     yield from speech(
         source,
         options.audio_folder,
-        hours=getattr(options, "hours", 1.0),
+        hours=options.hours,
         seed=options.seed,
         workers=options.workers,
     )

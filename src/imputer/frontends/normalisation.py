@@ -23,7 +23,7 @@ class Normalisation(nn.Module):
     def fit(self, mean: Tensor, deviation: Tensor) -> None:
         """Take over the statistics of the training set."""
         self.mean.copy_(mean)
-        self.scale.copy_(deviation.clamp_min(1e-5).reciprocal())
+        self.scale.copy_(deviation.reciprocal())
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(batch, frame, feature) -> the same, normalised."""
