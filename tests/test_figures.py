@@ -52,12 +52,12 @@ def test_the_same_picture_is_the_same_file(tmp_path):
 
 
 def test_long_paths_go_on_in_further_lines():
-    final = ([0] * 9 + [1]) * 60
+    final = ([0] * 9 + [1]) * 30
     figure = figures.decoding_path(traced(final, [final]), block_size=8)
     width, height = figure.get_size_inches()
-    assert width < 16 and height > 3
-    assert texts(figure).count("[have") == 60
-    huge = figures.decoding_path(traced(final, [final]), block_size=600)  # one block: still broken into lines
+    assert width < 16 and height > 1.5
+    assert texts(figure).count("[have") == 30
+    huge = figures.decoding_path(traced(final, [final]), block_size=300)  # one block: still broken into lines
     assert huge.get_size_inches()[0] < 16
 
 
