@@ -406,3 +406,13 @@ def test_bad_strategies_and_steps():
         bad = torch.zeros(1, 4, MASK)
         bad[0, 2, 1] = torch.nan
         impute(lambda p: bad, torch.tensor([4]), block_size=2, strategy="block", mask=MASK)
+
+
+def test_a_strategy_of_ones_own_is_one_function():
+    def left_to_right(now):
+        earlier = -now.slots.float().expand_as(now.scores)
+        return decoding.likeliest_per_block(earlier, now.masked, now.block_size)
+
+    result = run([1], [10], 4, left_to_right)
+    order = [sorted(new) for _, _, new in commits(result, 0, 10)]
+    assert order == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]

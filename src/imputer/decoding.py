@@ -104,7 +104,7 @@ def impute(
 
 def block(now: Pass) -> Tensor:
     """The paper's inference: in each block of B frames, the likeliest masked frame. Exactly B passes."""
-    return likeliest_per_block(now, now.masked)
+    return likeliest_per_block(now.scores, now.masked, now.block_size)
 
 
 def alternate_sub_block(now: Pass) -> Tensor:
@@ -118,7 +118,9 @@ def alternate_sub_block(now: Pass) -> Tensor:
     """
     half = (now.frame_lengths.clamp(max=now.block_size)[:, None] + 1) // 2  # (batch, 1)
     left = now.slots < half  # (batch, frame)
-    return likeliest_per_block(now, now.masked & (left if now.number % 2 == 0 else ~left))
+    return likeliest_per_block(
+        now.scores, now.masked & (left if now.number % 2 == 0 else ~left), now.block_size
+    )
 
 
 def right_most_last(now: Pass) -> Tensor:
@@ -127,7 +129,8 @@ def right_most_last(now: Pass) -> Tensor:
     A partial last block has no slot B-1 and nothing to wait for: it is done before the last pass.
     """
     last_pass = now.number >= now.block_size - 1
-    return likeliest_per_block(now, now.masked & ((now.slots < now.block_size - 1) | last_pass))
+    allowed = now.masked & ((now.slots < now.block_size - 1) | last_pass)
+    return likeliest_per_block(now.scores, allowed, now.block_size)
 
 
 def top_k(now: Pass) -> Tensor:
@@ -181,7 +184,7 @@ def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor
     edge = now.slots == now.block_size - 1
     others = now.masked & ~edge
     candidates = others | (now.masked & edge & ~_block_has(others, now.block_size))
-    leaders = likeliest_per_block(now, candidates)
+    leaders = likeliest_per_block(now.scores, candidates, now.block_size)
     if now.block_size > 1:
         beside = torch.zeros_like(leaders)
         beside[:, :-1] = leaders[:, 1:] & ~together
@@ -202,12 +205,12 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def likeliest_per_block(now: Pass, candidates: Tensor) -> Tensor:
+def likeliest_per_block(scores: Tensor, candidates: Tensor, block_size: int) -> Tensor:
     """(batch, frame) True at the likeliest candidate of each block that has one; the earlier of equals."""
     batch, frames = candidates.shape
-    size = min(now.block_size, frames)
+    size = min(block_size, frames)
     padding = -frames % size
-    scores = torch.where(candidates, now.scores, -torch.inf)
+    scores = torch.where(candidates, scores, -torch.inf)
     blocks = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf).view(batch, -1, size)
     winner = blocks.argmax(2, keepdim=True)  # (batch, block, 1)
     chosen = torch.zeros_like(blocks, dtype=torch.bool).scatter_(2, winner, True)
