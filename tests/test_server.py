@@ -26,7 +26,7 @@ import tones
 from imputer import decoding, transcripts
 from imputer.recognizer import Recognizer
 from imputer.server import engine, metrics, uploads
-from imputer.server.batcher import Ask, Batcher, Job, Window, choose
+from imputer.server.batcher import BATCH_COST_SECONDS, Ask, Batcher, Job, Window, choose
 from imputer.server.failures import Failure
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
@@ -731,7 +731,8 @@ def test_choice_of_a_batch(data):
     assert batch[0] is first and len(batch) <= items and len(set(map(id, batch))) == len(batch)
     assert {window.job.ask for window in batch} == {first.job.ask}
     padded = max(window.seconds for window in batch) * len(batch)
-    assert len(batch) == 1 or padded <= min(64.0, 1.5 * sum(w.seconds for w in batch)) + 1e-6
+    waste = padded - sum(window.seconds for window in batch)
+    assert len(batch) == 1 or (padded <= 64.0 and waste <= (len(batch) - 1) * BATCH_COST_SECONDS + 1e-6)
 
 
 def test_short_recordings_overtake_the_windows_of_long_ones(listener):

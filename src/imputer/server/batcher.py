@@ -7,7 +7,6 @@ due one after the other, so that it does not keep short ones waiting, nor they i
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from imputer.server.failures import Failure, busy
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
 
-WASTE = 1.5  # a batch may be this much larger, padded, than what is in it
+BATCH_COST_SECONDS = 0.7  # of audio: what starting a batch costs, and so what padding may, to save one
 TURN_SECONDS = 0.5  # how much later each further window of a recording falls due
 RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what is measured
 
@@ -98,7 +97,7 @@ class Batcher:
         self.waiting: list[Window] = []
         self.stopping = False
         self.expected = 0  # requests that are being received and will queue something soon
-        self.last_size = 1
+        self.last_size, self.last_end = 1, 0.0
         self.seconds_per_second = 0.1  # time the network takes for a second of audio, as measured lately
         self.thread = threading.Thread(target=self._run, name="imputer-network", daemon=True)
 
@@ -155,11 +154,13 @@ class Batcher:
             except Exception as error:  # whatever it is, the thread must live on
                 for window in batch:
                     self._deliver(window, error)
+            self.last_end = time.monotonic()
             del batch  # or its audio would stay in memory until the next request
 
     def _next_batch(self) -> list[Window]:
         """Wait for work, a little longer for company, and take what goes together; nothing means stop."""
         with self.condition:
+            self._wait_for_company()
             while not self.waiting:  # again, if all that waited is abandoned while it waits for company
                 if self.stopping:
                     return []
@@ -173,8 +174,10 @@ class Batcher:
             return batch
 
     def _wait_for_company(self) -> None:
+        """A little from the first arrival, or from the last batch: those it served may well ask again."""
         while self.waiting and self._worth_waiting():
-            left = min(w.arrived for w in self.waiting) + self.settings.patience_seconds - time.monotonic()
+            since = max(self.last_end, min(window.arrived for window in self.waiting))
+            left = since + self.settings.patience_seconds - time.monotonic()
             if left <= 0:
                 return
             self.condition.wait(left)
@@ -240,20 +243,23 @@ class Batcher:
 
 
 def choose(waiting: Sequence[Window], items: int, seconds: float) -> list[Window]:
-    """The window that is due first, and those most like it in length that make a good batch with it."""
+    """The window that is due first, and those that are cheaper to take along than to run after it.
+
+    A window goes along if it adds less padding than a batch of its own would cost; most alike first.
+    """
     first = min(waiting, key=lambda window: window.due)
     others = [window for window in waiting if window.job.ask == first.job.ask and window is not first]
-    others.sort(key=lambda window: (abs(math.log(window.seconds / first.seconds)), window.due))
-    batch = [first]
-    longest = total = first.seconds
+    others.sort(key=lambda window: (abs(window.seconds - first.seconds), window.due))
+    batch, longest = [first], first.seconds
     for window in others:
         if len(batch) >= items:
             break
-        padded = max(longest, window.seconds) * (len(batch) + 1)
-        if padded > seconds or padded > WASTE * (total + window.seconds):
-            continue
-        batch.append(window)
-        longest, total = max(longest, window.seconds), total + window.seconds
+        stretched = max(longest, window.seconds)
+        padded = stretched * (len(batch) + 1)
+        added = padded - longest * len(batch) - window.seconds
+        if padded <= seconds and added < BATCH_COST_SECONDS:
+            batch.append(window)
+            longest = stretched
     return batch
 
 

@@ -17,7 +17,7 @@ class Settings:
     max_requests: int = 64  # uploading, waiting or running at once; the next is told to come back
     max_waiting_seconds: float = 3600.0  # of decoded audio in the queue
     batch_items: int = 16  # recordings in one batch; 1 turns batching off
-    batch_seconds: float = 64.0  # of padded audio in one batch
+    batch_seconds: float = 32.0  # of padded audio in one batch; beyond, processors gain no more
     patience_seconds: float = 0.004  # how long a batch waits for company
     threads: int = 1  # of the network
     upload_idle_seconds: float = 30.0  # an upload that stalls this long is refused
