@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from imputer import config, model
-from imputer.dropout import dropout
+from imputer.dropout import add_dropped, dropout
 from imputer.errors import UsageError
 from imputer.model import Imputer
 from imputer.vocabulary import Vocabulary
@@ -82,11 +82,12 @@ def test_every_commitment_reaches_every_frame() -> None:
 
 def test_attention_sees_relative_positions_only() -> None:
     """The same frames later in a recording give the same posteriors: rotary positions carry no origin."""
-    x, visible = torch.randn(1, 6, 16), torch.tensor([False] * 5 + [True] * 6)[None, None, None]
+    x = torch.randn(1, 6, 16)
+    hidden = torch.tensor([-torch.inf] * 5 + [0.0] * 6)[None, None, None]
     imputer = built(FRONT_ENDS[1])
     moved = torch.cat((torch.randn(1, 5, 16), x), dim=1)
     assert torch.allclose(
-        imputer.contextualise(x, None), imputer.contextualise(moved, visible)[:, 5:], atol=1e-5
+        imputer.contextualise(x, None), imputer.contextualise(moved, hidden)[:, 5:], atol=1e-5
     )
 
 
@@ -161,3 +162,26 @@ def test_dropout_masks_are_unrelated_across_seeds_and_places() -> None:
     masks = torch.stack([dropout(torch.ones(5000), 0.5, True) > 0 for _ in range(40)]).float()
     assert float(torch.corrcoef(masks).fill_diagonal_(0).abs().max()) < 0.08
     assert abs(float(((masks[:, 1:] - 0.5) * (masks[:, :-1] - 0.5)).mean() * 4)) < 0.01
+
+
+def test_adding_what_is_dropped_is_adding_after_dropping() -> None:
+    x, branch = torch.randn(30, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
+    torch.manual_seed(2)
+    apart = x + dropout(branch, 0.4, True)
+    torch.manual_seed(2)
+    together = add_dropped(x, branch, 0.4, True)
+    assert torch.equal(apart, together)
+    weights = torch.randn(30, 8)
+    for one, other in zip(
+        torch.autograd.grad(apart, (x, branch), weights),
+        torch.autograd.grad(together, (x, branch), weights),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+def test_rotation_has_the_gradient_of_its_formula() -> None:
+    rotation = model.rotary_angles(5, 8, torch.device("cpu"), torch.float64)
+    x = torch.randn(2, 5, 2, 3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: model.rotate(x, rotation), x)
+    assert torch.allclose(model.rotate(x, rotation), model.rotate(x.detach(), rotation))

@@ -41,9 +41,12 @@ class FilterbankConvolution(nn.Module):
         x = x.contiguous(
             memory_format=torch.channels_last
         )  # faster on a CPU, and the flattening below is free
-        for convolution in (self.first, self.second):
-            x = torch.relu(convolution(x))
-            lengths = (lengths + 1) // 2
-            x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
+        x = torch.relu(self.first(x))
+        lengths = (lengths + 1) // 2
+        x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
+        x = torch.relu(self.second(x))
+        lengths = (
+            lengths + 1
+        ) // 2  # what lies beyond is no frame: attention does not see it, nobody reads it
         x = x.permute(0, 2, 3, 1).flatten(2)  # (batch, frame, bin * channel)
         return self.project(x), lengths

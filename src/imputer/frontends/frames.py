@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from imputer import config
 from imputer.errors import UsageError
-from imputer.frontends.normalisation import Normalisation, real_frames
+from imputer.frontends.normalisation import Normalisation
 
 
 class Encoder(Protocol):
@@ -74,5 +74,4 @@ class Frames(nn.Module):
         x = self.normalisation(inputs, lengths)
         x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
         x = self.project(x.unflatten(1, (-1, self.stack)).flatten(2))  # (batch, frame, stack * feature)
-        lengths = (lengths + self.stack - 1) // self.stack
-        return x * real_frames(x.shape[1], lengths)[..., None], lengths
+        return x, (lengths + self.stack - 1) // self.stack

@@ -27,4 +27,4 @@ class Normalisation(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(batch, frame, feature) -> the same, normalised."""
-        return (x - self.mean) * self.scale * real_frames(x.shape[1], lengths)[..., None]
+        return (x - self.mean).mul_(self.scale).mul_(real_frames(x.shape[1], lengths)[..., None])
