@@ -24,7 +24,7 @@ from imputer.server.failures import Failure
 BLOCK = 1 << 16  # samples of all channels, decoded at a time
 RATES = (1_000, 768_000)
 CHANNELS = 32
-UNKNOWN = 1 << 62  # frames or more: libsndfile's way to say that the header does not tell
+UNKNOWN = 1 << 48  # frames or more: libsndfile's way to say that the header does not tell
 MALFORMED = 3  # libsndfile: a known kind of file, with something wrong inside
 
 # (where, what is there) -> the demuxer for it
@@ -98,12 +98,16 @@ def _opened(upload: Upload, start: bytes) -> Iterator[soundfile.SoundFile | None
             yield None
             return
         with file:
-            _check_whole(source, upload)
+            if file.frames < UNKNOWN:
+                _check_whole(source, upload)
             yield file
 
 
 def _check_whole(source: Any, upload: Upload) -> None:
-    """Cut-off and empty files, which libsndfile reads without a word, are told from their headers."""
+    """Cut-off and empty files, which libsndfile reads without a word, are told from their headers.
+
+    Only for files whose length is known: of others, ``audio.info`` decodes all there is to count it.
+    """
     position = upload.tell()
     upload.seek(0)
     try:
