@@ -394,6 +394,8 @@ def test_bad_strategies_and_steps():
         run([1], [4], 2, "left_most_last")
     with pytest.raises(ValueError, match="committed no frame in pass 1"):
         run([1], [4], 2, lambda now: torch.zeros_like(now.masked))
+    with pytest.raises(ValueError, match="threshold"):
+        run([1], [4], 2, with_options(decoding.adaptive, threshold=0.9, sure=0.8))
     with pytest.raises(ValueError, match="shape"):
         impute(
             lambda p: torch.zeros(1, 4, MASK + 1),

@@ -178,7 +178,9 @@ def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor
     the two may not go together: it then waits for the next pass. A block thus loses a frame every pass until
     it has but slot B-1, and by the last pass the block after it has no slot 0 to wait for.
     """
-    fine = now.scores >= torch.tensor(sure).log()
+    if not 0 < threshold <= sure <= 1:
+        raise ValueError(f"adaptive needs 0 < threshold <= sure <= 1, got {threshold} and {sure}")
+    fine = now.scores >= math.log(sure)
     quiet = now.tokens == now.blank
     together = (fine[:, 1:] & fine[:, :-1]) | (quiet[:, 1:] & quiet[:, :-1])  # (batch, frame - 1)
     edge = now.slots == now.block_size - 1
@@ -190,7 +192,7 @@ def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor
         beside[:, :-1] = leaders[:, 1:] & ~together
         leaders = leaders & ~(edge & beside)
     taken = _next_to(leaders, ~together) & ~leaders
-    willing = now.masked & ~taken & (now.scores >= torch.tensor(threshold).log())
+    willing = now.masked & ~taken & (now.scores >= math.log(threshold))
     return leaders | spread(now.scores, willing & ~leaders, ~together)
 
 
