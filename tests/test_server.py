@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import av
@@ -721,11 +722,12 @@ def test_choice_of_a_batch(data):
     )
     items = data.draw(strategies.integers(1, 16))
 
-    class Fake:
-        def __init__(self, ask):
-            self.ask = ask
-
-    waiting = [Window(Fake(ask), 0, length, 0.0, due) for ask, length, due in spec]
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        waiting = [
+            Window(Job(ask, [], length, tones.RATE, loop=loop), 0, length, 0.0, due)
+            for ask, length, due in spec
+        ]
     batch = choose(waiting, items, 64.0)
     first = min(waiting, key=lambda window: window.due)
     assert batch[0] is first and len(batch) <= items and len(set(map(id, batch))) == len(batch)
@@ -973,3 +975,23 @@ def test_threads_end_with_the_server(folder):
     with serving(folder) as (address, _):
         ask(address)
     wait_until(lambda: threading.active_count() <= before)
+
+
+def test_documentation_knows_every_option_field_and_code():
+    import inspect
+
+    from imputer.commands.serve import serve
+    from imputer.server import guard, protocol
+
+    text = (Path(__file__).parents[1] / "docs" / "deploying.md").read_text()
+    told = set(re.findall(r"`(--[a-z-]+)`", text.partition("## Transcribing")[0]))
+    assert told == {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
+    for field in protocol.FIELDS:
+        assert f"`{field}" in text, field
+    for path in guard.ENDPOINTS:
+        assert path in text
+    for name in metrics.FIGURES:
+        assert name in text
+    source = "".join(path.read_text() for path in Path(guard.__file__).parent.glob("*.py"))
+    for code in set(re.findall(r'code="([a-z_]+)"', source)) - {"internal_error", "not_found", "empty_audio"}:
+        assert f"`{code}`" in text, code

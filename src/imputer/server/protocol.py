@@ -22,7 +22,7 @@ from imputer.windows import Piece
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED = ("json", "text")
 GRANULARITIES = ("word", "segment")
-MAX_BLOCK_SIZE = 1024
+MAX_BLOCK_SIZE = 64  # passes; a batch holds up all others for as long as it runs
 
 # Fields of OpenAI's own models that have no meaning here: taken, and left alone.
 IGNORED = ("prompt", "temperature", "chunking_strategy", "user")
