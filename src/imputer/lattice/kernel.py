@@ -10,18 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer.lattice.compiled import search_items, spread_items, weigh_items
+from imputer.lattice.compiled import Kept, search_items, spread_items, weigh_items
 from imputer.lattice.plan import Plan
 
 
 class Posteriors(NamedTuple):
     """What each frame emits with what probability, kept only where some alignment reaches."""
 
-    first: np.ndarray  # (batch, frame): the first target position the frame may emit
-    counts: np.ndarray  # (batch, frame): how many positions from there on
-    blanks: np.ndarray  # (batch, frame)
-    tokens: np.ndarray  # (cell,): item after item, frame after frame
-    bases: np.ndarray  # (batch,): where an item starts in tokens
+    kept: Kept
+    bases: np.ndarray  # (batch,): where an item starts in kept.tokens
 
 
 def total(log_probs: Tensor, plan: Plan, want_posteriors: bool) -> tuple[Tensor, Posteriors | None]:
@@ -29,34 +26,30 @@ def total(log_probs: Tensor, plan: Plan, want_posteriors: bool) -> tuple[Tensor,
     batch, frames, _ = plan.shape
     scores, strides = _flat(log_probs)
     exact = np.float64 if log_probs.dtype == torch.float64 else np.float32
-    shape = (batch, frames) if want_posteriors else (batch, 0)
-    bases = np.cumsum(plan.cells) - plan.cells
-    posteriors = Posteriors(
-        first=np.empty(shape, np.int32),
-        counts=np.empty(shape, np.int32),
-        blanks=np.empty(shape, exact),
+    many = batch * frames if want_posteriors else 0
+    kept = Kept(
+        first=np.empty(many, np.int32),
+        counts=np.empty(many, np.int32),
+        blanks=np.empty(many, exact),
         tokens=np.empty(int(plan.cells.sum()) if want_posteriors else 0, exact),
-        bases=bases,
     )
+    bases = np.cumsum(plan.cells) - plan.cells
     totals = np.empty(batch)
-    size = int(plan.scratch.max(initial=0))
     _over_items(
         weigh_items, plan, scores, strides, plan.targets, plan.frame_lengths, plan.target_lengths, plan.states,
-        plan.blank, plan.merge_repeats, size, want_posteriors, bases, totals, posteriors.first, posteriors.counts,
-        posteriors.blanks, posteriors.tokens,
+        plan.blank, plan.merge_repeats, int(plan.scratch.max(initial=0)), want_posteriors, bases, totals, kept,
     )  # fmt: skip
-    return torch.from_numpy(totals), posteriors if want_posteriors else None
+    return torch.from_numpy(totals), Posteriors(kept, bases) if want_posteriors else None
 
 
 def spread(posteriors: Posteriors, plan: Plan, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """scales (batch,) times the posteriors, dense: (batch, frame, token)."""
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-    gradient = torch.zeros(plan.shape, dtype=wide)
+    gradient = torch.empty(plan.shape, dtype=wide)
     _, frames, tokens = plan.shape
     _over_items(
-        spread_items, plan, gradient.view(-1).numpy(), frames, tokens, plan.targets, plan.frame_lengths,
-        plan.blank, posteriors.bases, scales.detach().to(torch.float64).contiguous().numpy(),
-        posteriors.first, posteriors.counts, posteriors.blanks, posteriors.tokens,
+        spread_items, plan, gradient.view(-1).numpy(), frames, tokens, plan.targets, plan.frame_lengths, plan.blank,
+        posteriors.bases, scales.detach().to(torch.float64).contiguous().numpy(), posteriors.kept,
     )  # fmt: skip
     return gradient.to(dtype)
 
