@@ -1,0 +1,145 @@
+"""CTC, Imputer (IM) and Imputer (DP): one network, one budget of training steps; what tables 1 and 2 share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from imputer.experiments import plots
+from imputer.experiments.lab import How, Lab, Maker, Score, compared, curve, dp
+from imputer.experiments.results import (
+    Claim,
+    difference,
+    expects,
+    no_better,
+    percent,
+    rate,
+    score_rows,
+    table,
+)
+
+PASSES = (1, 2, 4, 8, 16)
+CTC, CTC_CONTINUED = "CTC", "CTC, from the expert"
+IM, DP = "Imputer (IM), from the expert", "Imputer (DP), from the expert"
+IM_SCRATCH, DP_SCRATCH = "Imputer (IM), from scratch", "Imputer (DP), from scratch"
+
+
+def makers(lab: Lab) -> dict[str, Maker]:
+    """The rows: N + M steps each. From scratch, the expert's N steps for the alignments come on top."""
+    more = lab.dataset.imputer_steps
+    total = lab.dataset.expert_steps + more
+    rows: dict[str, Maker] = {
+        CTC: lambda t: t.ctc(total),
+        CTC_CONTINUED: lambda t: t.ctc(more, from_expert=True),
+        IM: lambda t: t.imputer("imitation", more),
+        DP: dp(more),
+    }
+    if lab.dataset.scratch:
+        rows[IM_SCRATCH] = lambda t: t.imputer("imitation", total, from_expert=False)
+        rows[DP_SCRATCH] = dp(total, from_expert=False)
+    return rows
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    """Train every row, decode it in 1 to 16 passes, and compare it with CTC."""
+    rows, curves, scores = [], {}, dict[tuple[str, int], Score]()
+    for name, make in makers(lab).items():
+        trained = make(lab.first)
+        curves[name] = curve(trained)
+        for score in lab.scores(make, [How(b) for b in ((1,) if name.startswith("CTC") else PASSES)]):
+            passes = score.how.block_size
+            scores[name, passes] = score
+            rows.append(score.row(f"{name}, {passes}", model=name, steps=trained.steps))
+    ctc = [(name, scores[name, 1]) for name in (CTC, CTC_CONTINUED)]
+    imputers = [name for name in makers(lab) if not name.startswith("CTC")]
+    return {
+        "rows": rows,
+        "against_ctc": [compared(one, (name, scores[name, 8])) for name in imputers for one in ctc],
+        "more_passes": [
+            compared((f"{name}, 1", scores[name, 1]), (f"{name}, 8", scores[name, 8])) for name in imputers
+        ],
+        "curves": curves,
+    }
+
+
+def section(result: Mapping[str, Any], paper: Mapping[str, str], caption: str) -> list[str]:
+    """The table, what the differences are, and the paper's figures."""
+    shown = [row for row in result["rows"] if row["block_size"] in (1, 8)]
+    shown = [row for row in shown if row["block_size"] == 8 or row["model"].startswith("CTC")]
+    headings, cells = score_rows([row | {"name": row["model"]} for row in shown], paper)
+    cells = [(cell[0], f"{row['steps']:,}", *cell[1:]) for cell, row in zip(cells, shown, strict=True)]
+    lines = table((headings[0], "steps", *headings[1:]), cells)
+    lines += ["", f"{caption} Not comparable: {result['data']['not_comparable']}.", ""]
+    if any(row["model"] == DP_SCRATCH for row in shown):
+        lines += [
+            "The rows *from scratch* take their roll-ins from the expert's alignments; the expert's own steps came on "
+            "top there.",
+            "",
+        ]
+    lines += [
+        f"- {one['second']} (8 passes) less {one['first']}: {difference(one)}." for one in worst(result)
+    ]
+    lines += ["", "WER % by passes:", "", *_by_passes(result)]
+    if len(result["seeds"]) > 1:
+        lines += ["", "WER % seed by seed:", ""]
+        lines += [f"- {row['model']}: {', '.join(map(percent, row['wer_by_seed']))}" for row in shown]
+    return lines
+
+
+def worst(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Each Imputer against whichever CTC was the better."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for one in result["against_ctc"]:
+        before = found.get(one["second"])
+        if before is None or one["difference"]["value"] > before["difference"]["value"]:
+            found[one["second"]] = one
+    return list(found.values())
+
+
+def _by_passes(result: Mapping[str, Any]) -> list[str]:
+    imputers = list(dict.fromkeys(row["model"] for row in result["rows"] if row["block_size"] > 1))
+    cells = {(row["model"], row["block_size"]): rate(row["wer"]) for row in result["rows"]}
+    return table(("", *map(str, PASSES)), [(name, *(cells[name, b] for b in PASSES)) for name in imputers])
+
+
+def claims(result: Mapping[str, Any], dp: str, im: str) -> list[Claim]:
+    """DP below CTC, IM not below it, more passes better than one; ``dp`` and ``im`` are the paper's figures."""
+    against = {one["second"]: one for one in worst(result)}
+    passes = {one["second"].removesuffix(", 8"): one for one in result["more_passes"]}
+    where = result["data"]["name"].replace("_", " ")
+    found = []
+    for dp_name, im_name in ((DP, IM), (DP_SCRATCH, IM_SCRATCH)):
+        if dp_name not in against:
+            continue
+        which = f"{where}, {dp_name.split(', ')[1]}"
+        beats, imitates, gains = against[dp_name], against[im_name], passes[dp_name]
+        more = "more conditional dependency, lower WER"
+        found += [
+            Claim(
+                f"DP at 8 passes has a lower WER than CTC ({which})",
+                dp,
+                difference(beats),
+                expects(beats, -1),
+            ),
+            Claim(f"IM is no better than CTC ({which})", im, difference(imitates), no_better(imitates)),
+            Claim(f"DP: 8 passes are better than 1 ({which})", more, difference(gains), expects(gains, -1)),
+        ]
+    return found
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """WER on the validation set against steps, and on the test set against passes."""
+    learning, decoding = {}, {}
+    for name, points in result["curves"].items():
+        best = "wer_8" if any("wer_8" in point for point in points) else "wer_1"
+        learning[name] = [(p["step"], 100 * p.get(best, p["wer_1"])) for p in points]
+    for row in result["rows"]:
+        value = 100 * row["wer"]["value"]
+        if row["model"].startswith("CTC"):
+            decoding[row["model"]] = [(b, value) for b in (PASSES[0], PASSES[-1])]
+        else:
+            decoding.setdefault(row["model"], []).append((row["block_size"], value))
+    panels = [
+        plots.Panel("steps, the expert's included", "word error rate, %", learning, "validation set"),
+        plots.Panel("passes", "word error rate, %", decoding, "test set", doubling=True),
+    ]
+    plots.save(path, panels)

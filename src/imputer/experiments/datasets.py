@@ -1,0 +1,199 @@
+"""The data sets of the experiments, by name; missing manifests are made from what the data folder holds."""
+
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from imputer import config, manifest
+from imputer.corpora import CORPORA, Options, tones
+from imputer.corpora.checks import write_manifests
+from imputer.errors import UsageError
+from imputer.manifest import Manifest
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+HELD_OUT = 4  # speakers of dev-clean to choose hyperparameters on
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Manifests, a network for them, and how long it is trained."""
+
+    name: str
+    train: Path
+    valid: Path  # for choosing, and for the curves
+    test: Path  # for the figures, and nothing else
+    settings: config.Config
+    expert_steps: int  # N
+    imputer_steps: int  # M, after the expert's, in the main tables
+    analysis_steps: int  # after the expert's, where trainings are compared with each other only
+    unconverged_steps: int
+    scratch: bool  # whether Imputers are also trained without the expert's weights
+    many_passes: int | None  # utterances of the test set for decoding in hundreds of passes; None is all
+    about: str
+    not_comparable: str  # why its figures cannot stand beside the paper's
+
+
+def libri(data: Path) -> DataSet:
+    """LibriSpeech dev-clean for training, half of test-clean for the figures, frozen encoder."""
+    train, valid, test = _libri_manifests(data)
+    settings = read_config("libri")
+    settings = replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
+    return DataSet(
+        *("libri", train, valid, test, settings),
+        expert_steps=4000,
+        imputer_steps=4000,
+        analysis_steps=2000,
+        unconverged_steps=400,
+        scratch=True,
+        many_passes=400,
+        about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
+        "scored on 20 speakers of test-clean",
+        not_comparable=f"{hours(train):.1f} h, frozen encoder",
+    )
+
+
+def libri_convolution(data: Path) -> DataSet:
+    """The same speech with the paper's convolutions from scratch: an overnight run."""
+    train, valid, test = _libri_manifests(data)
+    return DataSet(
+        *("libri_convolution", train, valid, test, read_config("libri_convolution")),
+        expert_steps=10_000,
+        imputer_steps=10_000,
+        analysis_steps=5000,
+        unconverged_steps=1000,
+        scratch=False,
+        many_passes=200,
+        about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
+        "scored on 20 speakers of test-clean",
+        not_comparable=f"{hours(train):.1f} h",
+    )
+
+
+def digits(data: Path) -> DataSet:
+    """Connected digits, the paper's convolutions from scratch; other speakers in each part."""
+    parts = [data / "digits" / f"digits-{part}.jsonl" for part in ("train", "valid", "test")]
+    if not all(path.is_file() for path in parts):
+        source = unpacked(data, "audiomnist-40spk", "recordings of single digits, such as AudioMNIST")
+        options = Options(audio_folder=data / "digits" / "digits-audio", strings=400)
+        write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
+    train, valid, test = parts
+    return DataSet(
+        *("digits", train, valid, test, read_config("digits")),
+        expert_steps=1500,
+        imputer_steps=1500,
+        analysis_steps=1500,
+        unconverged_steps=300,
+        scratch=True,
+        many_passes=400,
+        about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
+        "augmentation; scored on speakers of their own",
+        not_comparable=f"spoken digits, {hours(train):.1f} h",
+    )
+
+
+def made_tones(
+    data: Path,
+    *,
+    utterances: int = 200,
+    scored: int = 40,
+    steps: tuple[int, int, int, int] = (160, 60, 60, 30),
+) -> DataSet:
+    """The made language of tones: what --quick runs on, in place of any other."""
+    folder = data / f"tones-{utterances}-{scored}"
+    parts = {"train": (utterances, 0), "valid": (scored, 1), "test": (scored, 2)}
+    for name, (count, seed) in parts.items():
+        if not (folder / name / "manifest.jsonl").is_file():
+            tones.make(str(folder / name), count, seed=seed)
+    train, valid, test = (folder / name / "manifest.jsonl" for name in parts)
+    expert, imputer, analysis, unconverged = steps
+    settings = config.Config(
+        front_end=config.FrontEnd(channels=4),
+        model=config.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0),
+        vocabulary=config.Vocabulary(units="characters", size=9),
+        data=config.Data(batch_seconds=20, workers=0, valid_utterances=20),
+        training=config.Training(
+            learning_rate=4e-3, warmup_steps=20, validate_every=max(1, imputer // 2), checkpoint_every=1000
+        ),
+    )
+    return DataSet(
+        *("tones", train, valid, test, settings),
+        expert_steps=expert,
+        imputer_steps=imputer,
+        analysis_steps=analysis,
+        unconverged_steps=unconverged,
+        scratch=True,
+        many_passes=max(4, scored // 2),
+        about="a made language of tones: shows that the command works, and nothing else",
+        not_comparable="made data",
+    )
+
+
+DATASETS: dict[str, Callable[[Path], DataSet]] = {
+    "libri": libri,
+    "libri_convolution": libri_convolution,
+    "digits": digits,
+    "tones": made_tones,
+}
+
+
+def hours(path: Path) -> float:
+    """Hours of audio in a manifest."""
+    return float(Manifest(path).durations.sum()) / 3600
+
+
+def read_config(name: str) -> config.Config:
+    """A configuration of the project's own."""
+    path = CONFIGS / f"{name}.toml"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: experiments are run from a clone of the project")
+    return config.read(path)
+
+
+def _libri_manifests(data: Path) -> tuple[Path, Path, Path]:
+    whole = _librispeech_part(data, "libri-dev-clean", "dev-clean")
+    test = _librispeech_part(data, "libri-test-clean-a", "test-clean")
+    train, valid = data / "libri-train.jsonl", data / "libri-valid.jsonl"
+    if not (train.is_file() and valid.is_file()):
+        utterances = list(Manifest(whole))
+        held_out = set(some_speakers({u.speaker for u in utterances}, HELD_OUT))
+        manifest.write(valid, (u for u in utterances if u.speaker in held_out))
+        manifest.write(train, (u for u in utterances if u.speaker not in held_out))
+    return train, valid, test
+
+
+def _librispeech_part(data: Path, name: str, split: str) -> Path:
+    path = data / f"{name}.jsonl"
+    if not path.is_file():
+        official = (
+            f"`imputer prepare librispeech {data} --download --split {split} --output {path}` fetches it"
+        )
+        source = unpacked(data, name, f"LibriSpeech {split}; {official}")
+        write_manifests(CORPORA["folder"](source, Options()), path)
+    return path
+
+
+def some_speakers(speakers: set[str], count: int, seed: int = 0) -> list[str]:
+    """So many speakers, the same ones every time."""
+    order = np.random.default_rng(seed).permutation(len(speakers))
+    return [sorted(speakers)[i] for i in order[:count]]
+
+
+def unpacked(data: Path, name: str, what: str) -> Path:
+    """The folder ``name`` in the data folder, unpacked from its tar if need be."""
+    folder, archive = data / name, data / f"{name}.tar"
+    if folder.is_dir():
+        return folder
+    if not archive.is_file():
+        raise UsageError(f"neither {folder}/ nor {archive} is there; expected {what}")
+    beside = data / f".{name}.part"
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(beside, filter="data")
+        (beside / name).rename(folder)
+        beside.rmdir()
+    except (OSError, tarfile.TarError) as error:
+        raise UsageError(f"cannot unpack {archive}: {error}") from error
+    return folder

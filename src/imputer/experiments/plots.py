@@ -1,0 +1,43 @@
+"""Line charts for the experiments, in the dress of ``imputer.figures``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from imputer import figures
+from imputer.figures import COLOURS, MARKERS, _dress, _figure
+
+COLUMNS = 3  # of the legend
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: a line of (x, y) points a name."""
+
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    title: str = ""
+    doubling: bool = False  # whether x goes in powers of two
+
+
+def save(path: Path, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side, all with the same lines, explained once below them."""
+    figure = _figure(0.4 + 4.8 * len(panels), 3.8)
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        for number, (name, points) in enumerate(panel.lines.items()):
+            xs, ys = zip(*sorted(points), strict=True)
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            axes.plot(xs, ys, label=name, linewidth=1.5, markersize=4, color=colour, marker=marker)
+        if panel.doubling:
+            every = sorted({x for points in panel.lines.values() for x, _ in points})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(every, [f"{x:g}" for x in every])
+            axes.minorticks_off()
+        _dress(axes, panel.x, panel.y, panel.title)
+    handles, names = figure.axes[0].get_legend_handles_labels()  # the panels show the same lines
+    rows = -(-len(names) // COLUMNS)
+    figure.tight_layout(rect=(0, 0.06 * rows, 1, 1))
+    figure.legend(handles, names, loc="lower center", ncols=COLUMNS, frameon=False, fontsize=8)
+    figures.save(figure, path)
