@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from imputer import aligning, alignments
 from imputer import model as models
-from imputer.corpora import tones
 from imputer.manifest import Manifest, Utterance
 from trainings import imputer
 
@@ -78,17 +79,27 @@ def test_windows_give_the_posteriors_of_the_whole(utterance: Utterance, expert: 
     assert (pieces.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
 
 
-def test_a_long_recording_is_aligned_exactly_in_pieces(expert: Path) -> None:
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    frames=st.integers(2, 40),
+    tokens=st.integers(1, 30),
+    cells=st.integers(1, 200),
+    merge=st.booleans(),
+)
+def test_a_long_recording_is_aligned_exactly_in_pieces(
+    seed: int, frames: int, tokens: int, cells: int, merge: bool
+) -> None:
     """The alignment of a lattice too large to hold at once is the best one all the same."""
-    network, _ = models.load(expert)
-    generator = torch.Generator().manual_seed(0)
-    log_probs = torch.randn(700, 10, generator=generator).log_softmax(-1)
-    target = torch.randint(1, 10, (220,), generator=generator).tolist()
-    found, score = aligning.align_recording(network, log_probs, target)
-    lengths = torch.tensor([700]), torch.tensor([220])
-    best, best_score = alignments.best_alignment(log_probs[None], torch.tensor([target]), *lengths)
-    assert score == pytest.approx(float(best_score[0]), rel=1e-6)
-    assert alignments.collapse(found) == target
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = torch.randn(frames, 4, generator=generator).log_softmax(-1)
+    target = torch.randint(1, 4, (tokens,), generator=generator)
+    lengths = torch.tensor([frames]), torch.tensor([tokens])
+    assume(bool(alignments.feasible(target[None], *lengths, merge_repeats=merge)))
+    found, score = aligning.align_recording(log_probs, target.tolist(), merge_repeats=merge, most_cells=cells)
+    best, best_score = alignments.best_alignment(log_probs[None], target[None], *lengths, merge_repeats=merge)
+    assert score == pytest.approx(float(best_score[0]), rel=1e-5)
+    assert alignments.collapse(found, merge_repeats=merge) == target.tolist()
     assert found == best[0].tolist()
 
 

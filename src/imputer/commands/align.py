@@ -102,7 +102,7 @@ def align_one(path: Path, text: str, name: str) -> "Transcript":
         )
 
     log_probs = aligning.posteriors(model, samples, round(seconds * rate))
-    alignment, _score = aligning.align_recording(model, log_probs, target)
+    alignment, _score = aligning.align_recording(log_probs, target, merge_repeats=model.merge_repeats)
     confidence = log_probs.gather(1, torch.tensor(alignment)[:, None])[:, 0].exp().tolist()
     return transcripts.from_alignment(
         alignment,

@@ -2,7 +2,8 @@
 
 Each of its letters is a chord of two tones with its own pitch and glide, said for about a tenth of a second.
 Letters follow each other without a pause inside a word. It is learnt in a minute on one core, and is still a
-real problem: lengths vary, letters repeat, speakers differ in pitch and tempo, and there is noise.
+real problem: lengths vary, letters repeat, speakers differ in pitch and tempo, and there is noise. Like a real one it
+has words, so that what stands beside a letter tells something about it.
 """
 
 import numpy as np
@@ -11,11 +12,16 @@ from imputer.manifest import Utterance, write
 
 ALPHABET = "abcdefgh"
 SAMPLE_RATE = 16_000
+LEXICON = (
+    "ab ace add age bad bead bee cab cage dab dad deaf dead ebb edge egg fab face fade fed feed gab gag had hag head "
+    "heed hedge he be cede babe beef bag cafe decade facade"
+)
+WORDS = LEXICON.split()
 
 
 def sentence(random: np.random.Generator, words: int) -> str:
-    """Some words of one to four letters."""
-    return " ".join("".join(random.choice(list(ALPHABET), random.integers(1, 5))) for _ in range(words))
+    """Some words, as likely one as another."""
+    return " ".join(random.choice(WORDS, words))
 
 
 def say(text: str, random: np.random.Generator) -> np.ndarray:
