@@ -374,29 +374,27 @@ def _show(figures: dict[str, Any]) -> None:
 
     table = Table(
         "clients",
+        "batching",
         "requests/s",
         "p50 ms",
         "p95 ms",
-        "not batched",
-        "p50 ms",
-        "p95 ms",
         "gain",
+        "by processor",
         "target",
-        "by processor time",
         title=f"serving {figures['model']}, recordings of {SECONDS[0]:g} to {SECONDS[1]:g} s, one thread",
         title_justify="left",
     )
     for column in table.columns:
         column.justify = "right"
     for count in CLIENTS:
-        cells = [
-            f"{figures[f'{figure}_{count}_{name}'] * scale:.0f}"
-            for name in ("on", "off")
-            for figure, scale in (("per_second", 1), ("p50", 1000), ("p95", 1000))
-        ]
-        target = f"{BATCHING_TARGET:g}" if count == 8 else ""
         gains = [f"{figures[f'{gain}_{count}']:.2f}x" for gain in ("batching_gain", "processor_gain")]
-        table.add_row(str(count), *cells, gains[0], target, gains[1])
+        ends = {"off": ["", "", ""], "on": [*gains, f"{BATCHING_TARGET:g}x" if count == 8 else ""]}
+        for name, end in ends.items():
+            cells = [
+                f"{figures[f'{figure}_{count}_{name}'] * scale:.0f}"
+                for figure, scale in (("per_second", 1), ("p50", 1000), ("p95", 1000))
+            ]
+            table.add_row(str(count), name, *cells, *end)
     console = Console()
     console.print(table)
     second = Table("figure", "value", "target", title="mixed uploads, 8 clients", title_justify="left")
