@@ -265,7 +265,7 @@ class Recognizer:
             on_pass([self.symbols(row[:n]) for row, n in rows], number)  # type: ignore[misc]
 
         result = decoding.impute(
-            lambda partial: model.impute(acoustic, frame_lengths, partial),
+            _step(model, acoustic, frame_lengths),
             frame_lengths,
             block_size=manner.block_size or model.settings.block_size,
             strategy=manner.strategy,
@@ -307,6 +307,22 @@ def model_folder(path_or_name: str | Path) -> Path:
         return MODELS / str(path_or_name)
     known = f"; the models that come with the package are {', '.join(shipped)}" if shipped else ""
     raise UsageError(f"no model folder {path_or_name}{known}")
+
+
+def _step(model: Network, acoustic: Tensor, frame_lengths: Tensor) -> decoding.Step:
+    """A pass of the network over the items that are not done yet; the others are given no thought."""
+
+    def step(partial: Tensor) -> Tensor:
+        left = (partial == model.mask).any(1)  # (batch,)
+        if bool(left.all()):
+            return model.impute(acoustic, frame_lengths, partial)
+        frames = int(frame_lengths[left].max())
+        found = model.impute(acoustic[left, :frames], frame_lengths[left], partial[left, :frames])
+        log_probs = found.new_zeros((*partial.shape, found.shape[2]))
+        log_probs[left, :frames] = found
+        return log_probs
+
+    return step
 
 
 @dataclass

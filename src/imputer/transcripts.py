@@ -1,7 +1,7 @@
 """Transcripts: words with times and confidences read off an alignment, and the formats to write them in.
 
-A token is spoken at the frame that carries it: there its time starts. A word starts with its first token and
-ends with its last one, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks
+A token is spoken at the frame that carries it: there its time starts. A word starts with its first letters and
+ends with its last ones, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks
 where it is recognised, not how long it lasts. A token's confidence is its probability in the pass that
 committed it; a word's is the least of its tokens'.
 
@@ -10,6 +10,7 @@ To add a format, write a function of a transcript and a name and put it in ``FOR
 
 import html
 import json as json_module
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -121,14 +122,13 @@ def words_of(tokens: Sequence[Token], seconds: float) -> list[Word]:
         groups[-1].append(token)
     spelt = [("".join(token.piece for token in group).replace(WORD_MARK, ""), group) for group in groups]
     spelt = [(text, group) for text, group in spelt if text]  # a lone word mark spells nothing
+    # A word mark of its own may come anywhere in the pause before; the word starts with its first letter.
+    starts = [next(token.start for token in group if token.piece != WORD_MARK) for _, group in spelt]
     words = []
-    for place, (text, group) in enumerate(spelt):
-        limit = spelt[place + 1][1][0].start if place + 1 < len(spelt) else max(seconds, group[-1].end)
-        end = min(group[-1].end + HOLD_SECONDS, limit)
-        confidence = min(token.confidence for token in group)
-        # A word mark of its own may come anywhere in the pause before; the word starts with its first letter.
-        start = next(token.start for token in group if token.piece != WORD_MARK)
-        words.append(Word(text, start, _seconds(end), confidence))
+    for (text, group), start, limit in zip(spelt, starts, [*starts, math.inf][1:], strict=True):
+        until = max(seconds, group[-1].end) if limit == math.inf else limit
+        end = min(group[-1].end + HOLD_SECONDS, until)
+        words.append(Word(text, start, _seconds(end), min(token.confidence for token in group)))
     return words
 
 

@@ -99,23 +99,25 @@ def _row(pieces: Sequence[Piece], kept: Sequence[slice], number: int) -> list[in
 def _heard_by_both(
     a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], slack: int
 ) -> list[tuple[int, int]]:
-    """Longest common subsequence of two lists of (frame, token), frames being at most ``slack`` apart."""
+    """Pairs of equal tokens at most ``slack`` frames apart, in order: as many as possible, as close as possible."""
 
-    def same(i: int, j: int) -> bool:
-        return a[i][1] == b[j][1] and abs(a[i][0] - b[j][0]) <= slack
+    def worth(i: int, j: int) -> float:
+        apart = abs(a[i][0] - b[j][0])
+        return 1 - apart / (slack + 1) if a[i][1] == b[j][1] and apart <= slack else 0.0
 
-    longest = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
-            skip = max(longest[i + 1][j], longest[i][j + 1])
-            longest[i][j] = max(skip, longest[i + 1][j + 1] + 1) if same(i, j) else skip
+            here = worth(i, j)
+            together = here + best[i + 1][j + 1] if here else 0.0
+            best[i][j] = max(together, best[i + 1][j], best[i][j + 1])
     pairs, i, j = [], 0, 0
     while i < len(a) and j < len(b):
-        if same(i, j) and longest[i][j] == longest[i + 1][j + 1] + 1:
+        if best[i][j] == best[i + 1][j]:
+            i += 1
+        elif best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
             pairs.append((i, j))
             i, j = i + 1, j + 1
-        elif longest[i + 1][j] >= longest[i][j + 1]:
-            i += 1
-        else:
-            j += 1
     return pairs
