@@ -9,24 +9,60 @@ if TYPE_CHECKING:
 SECONDS = "about two minutes on two cores"
 
 
-def demo(*, keep: Path | None = None) -> None:
-    """Train an Imputer on the spot, on a made-up language of tones, and watch it write.
+def demo(*, train: bool = False, keep: Path | None = None) -> None:
+    """Watch the shipped models write sample recordings, pass by pass; or train an Imputer on the spot.
 
     Parameters
     ----------
+    train
+        Train a CTC expert and then an Imputer on a made-up language of tones, start to end.
     keep
-        Keep the recordings, runs and models in this folder.
+        Keep the recordings, runs and models of --train in this folder.
     """
     import tempfile
 
     from rich.console import Console
 
+    from imputer.recognizer import MODELS
+
     console = Console()
-    if keep:
+    samples = sorted(MODELS.glob("*/sample.wav"))
+    if samples and not train:
+        show_models(console, samples)
+    elif keep:
         train_one(console, keep)
     else:
         with tempfile.TemporaryDirectory(prefix="imputer-demo-") as folder:
             train_one(console, Path(folder))
+
+
+def show_models(console: "Console", samples: list[Path]) -> None:
+    """Transcribe the sample of every shipped model, and say what to try next."""
+    from imputer import animation
+    from imputer.recognizer import Recognizer
+
+    for sample in samples:
+        name = sample.parent.name
+        console.rule(f"model {name}")
+        recognizer = Recognizer.from_pretrained(name)
+        transcript = recognizer.transcribe(str(sample), trace=True)
+        animation.show(
+            transcript, "a synthetic voice", block_size=recognizer.model.settings.block_size, console=console
+        )
+        console.print("\n   word        from     to  confidence", highlight=False)
+        for word in transcript.words:
+            console.print(
+                f"   {word.text:10} {word.start:5.2f}  {word.end:5.2f}  {word.confidence:10.2f}",
+                highlight=False,
+            )
+        console.print()
+    console.print(
+        "Try next:\n"
+        f"   imputer transcribe your.wav --model {samples[0].parent.name} --show\n"
+        "   imputer serve                  a page to drop recordings on\n"
+        "   imputer demo --train           train an Imputer in about two minutes",
+        highlight=False,
+    )
 
 
 def train_one(console: "Console", folder: Path) -> None:

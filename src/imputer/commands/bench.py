@@ -1,0 +1,35 @@
+"""`imputer bench`."""
+
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+from imputer import benchmarks
+from imputer.errors import UsageError
+
+
+def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None) -> None:
+    """Measure speed and memory on this machine, as ratios within one run.
+
+    Parameters
+    ----------
+    name
+        objectives, features, batching, training, decoding, serving or paper_size; all runs every one.
+    quick
+        Smaller sizes and fewer rounds: to see that it runs, not to quote.
+    json
+        Also write the figures to this file.
+    """
+    names = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    if name != "all" and name not in names:
+        raise UsageError(f"no benchmark {name}; there are {', '.join(names)}, and all")
+    figures = {}
+    for chosen in names if name == "all" else [name]:
+        figures[chosen] = import_module(f"imputer.benchmarks.{chosen}").run(quick)
+    if json:
+        from json import dumps
+
+        from imputer.files import replacing
+
+        with replacing(json) as path:
+            path.write_text(dumps(figures, indent=1, default=str) + "\n")
