@@ -375,7 +375,7 @@ def _show(figures: dict[str, Any]) -> None:
     table = Table(
         "clients",
         "batching",
-        "requests/s",
+        "req/s",
         "p50 ms",
         "p95 ms",
         "gain",
