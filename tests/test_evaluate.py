@@ -41,7 +41,6 @@ def place(tmp_path_factory):
 @pytest.fixture
 def run(monkeypatch, capsys, place):
     def call(*arguments):
-        monkeypatch.setenv("COLUMNS", "160")
         monkeypatch.setattr(sys, "argv", ["imputer", "evaluate", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             cli.main()

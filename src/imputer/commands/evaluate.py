@@ -79,7 +79,7 @@ def evaluate(
         recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
         _warn_of_strange_letters(recognizer, utterances)
         results.append([_measured(recognizer, utterances, manner, name) for manner in manners])
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(_table(results, str(manifest)))
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
     for first, second, difference in comparisons:
@@ -118,31 +118,45 @@ def _warn_of_strange_letters(recognizer: "Recognizer", utterances: list["Utteran
 
 
 def _table(results: list[list["Evaluation"]], title: str) -> Any:
+    from rich import box
     from rich.table import Table
 
     from imputer import scoring
 
-    first = results[0][0]
-    table = Table(title=f"{title}: {len(first.utterances)} utterances", title_justify="left")
-    table.add_column("model")
-    table.add_column("strategy")
-    for heading in ("B", "passes", "WER %", "95 %", "S", "D", "I", "CER %", "95 %", "RTF"):
-        table.add_column(heading, justify="right")
-    for one in (one for row in results for one in row):
-        words, wer, cer = scoring.total([u.words for u in one.utterances]), one.wer, one.cer
+    rows = [one for row in results for one in row]
+    names = _short([one.name for one in rows])
+    heading = title if len(results) > 1 else f"{rows[0].name} on {title}"
+    table = Table(box=box.SIMPLE_HEAD, title=f"{heading}: {len(rows[0].utterances)} utterances")
+    table.title_justify, table.pad_edge = "left", False
+    columns = ["strategy", "B", "passes", "WER % (95 %)", "S/D/I", "CER % (95 %)", "RTF"]
+    for column in [*(["model"] if len(results) > 1 else []), *columns]:
+        table.add_column(column, justify="left" if column in ("model", "strategy") else "right", no_wrap=True)
+    for name, one in zip(names, rows, strict=True):
+        words = scoring.total([u.words for u in one.utterances])
         table.add_row(
-            one.name,
+            *([name] if len(results) > 1 else []),
             one.strategy,
             str(one.block_size),
             f"{one.passes:.1f}",
-            f"{100 * wer.value:.2f}",
-            f"{100 * wer.low:.2f}-{100 * wer.high:.2f}",
-            *map(str, (words.substitutions, words.deletions, words.insertions)),
-            f"{100 * cer.value:.2f}",
-            f"{100 * cer.low:.2f}-{100 * cer.high:.2f}",
+            _percent(one.wer),
+            f"{words.substitutions}/{words.deletions}/{words.insertions}",
+            _percent(one.cer),
             f"{one.real_time_factor:.3f}",
         )
     return table
+
+
+def _percent(rate: Any) -> str:
+    return f"{100 * rate.value:.2f} ({100 * rate.low:.2f}-{100 * rate.high:.2f})"
+
+
+def _short(names: list[str]) -> list[str]:
+    """The ends of the paths that tell the names apart."""
+    for parts in range(1, 6):
+        short = {name: "/".join(Path(name).parts[-parts:]) for name in names}
+        if len(set(short.values())) == len(short):
+            return [short[name] for name in names]
+    return names
 
 
 def _verdict(first: "Evaluation", second: "Evaluation", comparison: Any) -> str:
