@@ -176,6 +176,22 @@ def test_both_implementations_agree_on_longer_inputs(merge, policy):
         assert torch.equal(states[kept], state_path(alignments, merge_repeats=merge)[kept])
 
 
+@pytest.mark.parametrize("merge", [False, True])
+def test_runs_too_long_for_one_table_are_walked_in_chunks(merge):
+    log_probs, targets, lengths, sizes, alignments = random_batch(13, merge, batch=2, frames=700, most=150)
+    kept = torch.zeros_like(alignments, dtype=torch.bool)
+    kept[0, 20] = kept[1, 300] = True  # a long run after a short one, and two of middling length
+    results = [
+        (
+            lattice.total(log_probs, targets, lengths, sizes, alignments, kept, **options),
+            lattice.posteriors(log_probs, targets, lengths, sizes, alignments, kept, **options),
+        )
+        for options in ({"merge_repeats": merge, "implementation": name} for name in IMPLEMENTATIONS)
+    ]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize("rate", [None, 0.3])

@@ -48,8 +48,8 @@ CONTRACT = {"contract"}  # a * b + c in one instruction
 REDUCE = {"contract", "reassoc"}  # and sums over a row in lanes
 
 
-# Parts of the walk are compiled into their callers and own no arrays, so they need not count references to them.
-part = partial(njit, nogil=True, forceinline=True, _nrt=False)
+# Parts are compiled into their callers and own no arrays: they need neither wrappers nor counts of references.
+part = partial(njit, nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 
 
 class Weights(NamedTuple):
