@@ -164,8 +164,8 @@ def align_recording(
     if not bool(alignments.feasible(y, *lengths, merge_repeats=merge_repeats)):
         raise ImputerError(f"the text has {tokens} tokens, but the recording holds only {frames} frames")
     if frames * tokens <= most_cells:
-        path, score = alignments.best_alignment(log_probs[None], y, *lengths, merge_repeats=merge_repeats)
-        return path[0].tolist(), float(score[0])
+        path, best = alignments.best_alignment(log_probs[None], y, *lengths, merge_repeats=merge_repeats)
+        return path[0].tolist(), float(best[0])
     step = max(2, most_cells // (4 * tokens))
     score, passed = waypoints(log_probs.numpy(), target, step, merge_repeats=merge_repeats)
     found: list[int] = []

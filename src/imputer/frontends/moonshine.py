@@ -66,7 +66,7 @@ def frames_of(samples: int) -> int:
 
 
 class MoonshineEncoder:
-    """Sound to frames by onnxruntime; the session is made on first use in each process and never pickled."""
+    """Sound to frames by onnxruntime; its ORT session is made on first use in each process and never pickled."""
 
     sample_rate = 16_000
     feature_size = 288
