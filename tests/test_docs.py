@@ -240,24 +240,9 @@ def place(corpus: str, expert: Path, stored: Path, tmp_path_factory: pytest.Temp
     """A folder with everything that the documentation speaks of, small: recordings, manifests, models."""
     place = tmp_path_factory.mktemp("docs")
     utterances = list(Manifest(corpus))
-    for name in (
-        "runs/expert/model",
-        "runs/imputer/model",
-        "runs/mine/model",
-        "english",
-        "digits",
-        "MODEL",
-        "OTHER",
-    ):
+    for name in ("runs/expert/model", "runs/imputer/model", "runs/mine/model", "english", "MODEL", "OTHER"):
         shutil.copytree(expert, place / name)
-    for name in (
-        "data/train.jsonl",
-        "data/valid.jsonl",
-        "test.jsonl",
-        "mine.jsonl",
-        "dev-clean.jsonl",
-        "MANIFEST.jsonl",
-    ):
+    for name in ("data/train", "data/valid", "test", "mine", "dev-clean", "MANIFEST"):
         manifest.write(place / f"{name}.jsonl", utterances[:4])
     model, vocabulary = models.load(expert)
     with ranks.joined() as here:

@@ -14,6 +14,7 @@ from imputer.errors import UsageError
 from imputer.manifest import Manifest
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+STRINGS = 400  # of digits, for each speaker
 HELD_OUT = 4  # speakers of dev-clean to choose hyperparameters on
 
 
@@ -77,7 +78,7 @@ def digits(data: Path) -> DataSet:
     parts = [data / "digits" / f"digits-{part}.jsonl" for part in ("train", "valid", "test")]
     if not all(path.is_file() for path in parts):
         source = unpacked(data, "audiomnist-40spk", "recordings of single digits, such as AudioMNIST")
-        options = Options(audio_folder=data / "digits" / "digits-audio", strings=400)
+        options = Options(audio_folder=data / "digits" / "digits-audio", strings=STRINGS)
         write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
     train, valid, test = parts
     return DataSet(
