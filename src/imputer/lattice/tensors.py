@@ -158,7 +158,7 @@ def _group(runs: np.ndarray, width: int, plan: Plan, device: torch.device) -> Gr
     stays = (number == (after + 1) // 2) & (after % 2 == 1) & plan.merge_repeats
 
     def weights(possible: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.where(possible, 0.0, NEVER)).to(device, _exact(device))
+        return torch.from_numpy(np.where(possible, 0.0, NEVER)).to(_exact(device)).to(device)
 
     def index(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
