@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from serving import TEXT, serving, wav
 
 pytestmark = pytest.mark.browser
 
+post = partial(httpx.post, timeout=100)
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ARGUMENTS = [
     "--no-sandbox",
@@ -80,7 +82,7 @@ def opened(browser, address, **options):
     """A page that must not complain, break its own policy, or ask anything of anyone else."""
     context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(120_000)
     page.add_init_script(SPY)
     complaints, strangers = [], []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -115,7 +117,7 @@ def shown(page):
 
 def until(page, condition):
     """Wait for a condition; playwright's own waiting is forbidden by the page's policy."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(20)
@@ -275,7 +277,7 @@ def test_every_control_has_a_name(page):
 
 def test_words_can_be_heard(page):
     upload(page)
-    words = httpx.post(page.url + "v1/imputations", files={"file": ("a.wav", wav())}).json()["words"]
+    words = post(page.url + "v1/imputations", files={"file": ("a.wav", wav())}).json()["words"]
     page.locator("#transcript button").nth(1).click()
     page.locator(".row-words button").nth(2).click()
     heard = page.evaluate("window.heard")
@@ -309,7 +311,7 @@ def test_beside_greedy_ctc(page):
     """Noise that makes the two differ: the words that differ are marked, and only those."""
     samples, _ = tones.speak(tones.sentence(np.random.default_rng(9), 9), 9, pause=0.1)
     noisy = samples + 0.02 * np.random.default_rng(0).standard_normal(len(samples)).astype(np.float32)
-    told = httpx.post(page.url + "v1/imputations", files={"file": ("a.wav", wav(noisy))}).json()
+    told = post(page.url + "v1/imputations", files={"file": ("a.wav", wav(noisy))}).json()
     assert told["text"] != told["greedy"]["text"], "choose other noise"
     upload(page, wav(noisy))
     assert page.inner_text("#ours-text").split() == told["text"].split()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +35,8 @@ from imputer.server.settings import Settings
 from serving import TEXT, serving, wav
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+get = partial(httpx.get, timeout=100)
+post = partial(httpx.post, timeout=100)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +68,7 @@ def client(address):
 
 def ask(address, content=None, path=TRANSCRIPTIONS, name="speech.wav", headers=None, **fields):
     content = wav() if content is None else content
-    return httpx.post(
-        address + path, files={"file": (name, content)}, data=fields, headers=headers, timeout=60
-    )
+    return post(address + path, files={"file": (name, content)}, data=fields, headers=headers)
 
 
 def long_speech(words=70, seed=5):
@@ -77,7 +78,7 @@ def long_speech(words=70, seed=5):
 
 def figure(address, name):
     """The value of a figure without labels, or the sum over its labels."""
-    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    lines = get(f"{address}/metrics").text.splitlines()
     values = [line.rpartition(" ")[2] for line in lines if re.match(rf"{name}(\{{.*\}})? ", line)]
     return sum(map(float, values))
 
@@ -291,22 +292,22 @@ def check_envelope(response, status, code=None):
 
 def test_forms_that_are_none(address):
     url = address + TRANSCRIPTIONS
-    check_envelope(httpx.post(url, json={"file": "a.wav"}), 415)
-    check_envelope(httpx.post(url), 415)
-    check_envelope(httpx.post(url, data={"file": "a.wav"}), 415)
-    check_envelope(httpx.post(url, files={"model": (None, "tones")}), 400, "missing_file")
-    error = check_envelope(httpx.post(url, files={"audio": ("a.wav", wav())}), 400, "wrong_field")
+    check_envelope(post(url, json={"file": "a.wav"}), 415)
+    check_envelope(post(url), 415)
+    check_envelope(post(url, data={"file": "a.wav"}), 415)
+    check_envelope(post(url, files={"model": (None, "tones")}), 400, "missing_file")
+    error = check_envelope(post(url, files={"audio": ("a.wav", wav())}), 400, "wrong_field")
     assert "'audio'" in error["message"] and "'file'" in error["message"]
-    check_envelope(httpx.post(url, files={"file": (None, "text")}), 400, "missing_file")
-    check_envelope(httpx.post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400)
+    check_envelope(post(url, files={"file": (None, "text")}), 400, "missing_file")
+    check_envelope(post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400)
     garbage = {"content-type": "multipart/form-data; boundary=xx"}
-    check_envelope(httpx.post(url, content=b"no boundary here", headers=garbage), 400)
-    check_envelope(httpx.post(url, content=b"--xx\r\nhalf a", headers=garbage), 400)
-    check_envelope(httpx.post(url, content=b"", headers={"content-type": "multipart/form-data"}), 400)
+    check_envelope(post(url, content=b"no boundary here", headers=garbage), 400)
+    check_envelope(post(url, content=b"--xx\r\nhalf a", headers=garbage), 400)
+    check_envelope(post(url, content=b"", headers={"content-type": "multipart/form-data"}), 400)
     many = [(f"field{n}", (None, "x")) for n in range(100)]
-    check_envelope(httpx.post(url, files=many), 400)
-    check_envelope(httpx.get(url), 405)
-    check_envelope(httpx.get(address + "/nothing/here"), 404)
+    check_envelope(post(url, files=many), 400)
+    check_envelope(get(url), 405)
+    check_envelope(get(address + "/nothing/here"), 404)
 
 
 # Limits.
@@ -332,10 +333,10 @@ def test_keys(small):
     for key in ("secret", "spare"):
         assert ask(address, headers={"authorization": f"Bearer {key}"}).json()["text"] == TEXT
     for path in ("/v1/models", "/metrics"):
-        check_envelope(httpx.get(address + path), 401)
-        assert httpx.get(address + path, headers=KEY).status_code == 200
+        check_envelope(get(address + path), 401)
+        assert get(address + path, headers=KEY).status_code == 200
     for path in ("/", "/health", "/static/style.css"):
-        assert httpx.get(address + path).status_code == 200
+        assert get(address + path).status_code == 200
     wrong = openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0)
     with wrong, pytest.raises(openai.AuthenticationError):
         wrong.models.list()
@@ -494,18 +495,18 @@ def test_names_are_only_names(address):
     assert uploads.plain_name("a\nb\x1b[31m.wav") == "ab[31m.wav"
     assert uploads.plain_name(None) == uploads.plain_name("..//") == "the upload"
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "//etc/passwd"):
-        assert httpx.get(address + path).status_code == 404
+        assert get(address + path).status_code == 404
 
 
 def test_headers(address):
     for path in ("/", "/health", "/static/main.js", "/nothing", "/v1/models"):
-        headers = httpx.get(address + path).headers
+        headers = get(address + path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
         assert "server" not in headers
-    assert httpx.get(f"{address}/static/main.js").headers["content-type"].startswith("text/javascript")
+    assert get(f"{address}/static/main.js").headers["content-type"].startswith("text/javascript")
 
 
 def test_pages_of_other_sites_may_not_post(address):
@@ -519,7 +520,7 @@ def test_pages_of_other_sites_may_not_post(address):
 
 def connected(address):
     parts = urlsplit(address)
-    return socket.create_connection((parts.hostname, parts.port), timeout=20)
+    return socket.create_connection((parts.hostname, parts.port), timeout=100)
 
 
 def raw_request(content, **fields):
@@ -639,7 +640,7 @@ def test_too_many_requests(folder):
             refusal = ask(address)
             error = check_envelope(refusal, 429, "queue_full")
             assert int(refusal.headers["retry-after"]) >= 1 and "try again" in error["message"]
-            assert httpx.get(f"{address}/health").status_code == 200
+            assert get(f"{address}/health").status_code == 200
             connection.sendall(request[2000:])
             assert TEXT.encode() in receive_all(connection)
         assert ask(address).status_code == 200
@@ -663,7 +664,7 @@ def receive_all(connection, data=b""):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200  # a sign of life on a busy machine, not a measure of speed
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)
@@ -801,16 +802,16 @@ def test_silence_of_a_model_without_words(address):
 
 
 def test_sample(folder, tmp_path, address):
-    check_envelope(httpx.get(f"{address}/sample.wav"), 404)
+    check_envelope(get(f"{address}/sample.wav"), 404)
     with_sample = tones.save(tmp_path / "other")
     (with_sample / "sample.wav").write_bytes(wav())
     with serving(folder, with_sample) as (both, _):
-        assert {m["id"]: m["sample"] for m in httpx.get(f"{both}/v1/models").json()["data"]} == {
+        assert {m["id"]: m["sample"] for m in get(f"{both}/v1/models").json()["data"]} == {
             "tones": False,
             "other": True,
         }
-        assert httpx.get(f"{both}/sample.wav", params={"model": "other"}).content == wav()
-        check_envelope(httpx.get(f"{both}/sample.wav", params={"model": "../other"}), 404)
+        assert get(f"{both}/sample.wav", params={"model": "other"}).content == wav()
+        check_envelope(get(f"{both}/sample.wav", params={"model": "../other"}), 404)
         assert ask(both, model="other").json()["text"] == TEXT
 
 
@@ -820,7 +821,7 @@ def test_sample(folder, tmp_path, address):
 def test_metrics_are_prometheus(running):
     address, _ = running
     ask(address)
-    text = httpx.get(f"{address}/metrics").text
+    text = get(f"{address}/metrics").text
     for name, (kind, _, bounds) in metrics.FIGURES.items():
         assert f"# TYPE {name} {kind}\n" in text
         for bound in bounds[:1]:
@@ -876,14 +877,14 @@ def start(*arguments):
 
 def healthy(address):
     try:
-        return httpx.get(f"{address}/health").status_code == 200
+        return get(f"{address}/health").status_code == 200
     except httpx.TransportError:
         return False
 
 
 def stop(process):
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors, errors
     return errors
@@ -908,10 +909,8 @@ def test_several_workers(folder):
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda _: ask(address).json()["text"], range(24)))
         assert answers == [TEXT] * 24
-        wait_until(lambda: figure(address, "imputer_requests_total") >= 24)
-        time.sleep(1.2)  # both have published
-        text = httpx.get(f"{address}/metrics").text
-        assert 'endpoint="transcriptions",status="200"} 24\n' in text
+        summed = 'endpoint="transcriptions",status="200"} 24\n'  # once both have published
+        wait_until(lambda: summed in get(f"{address}/metrics").text)
     finally:
         stop(process)
 
@@ -953,7 +952,7 @@ def test_damaged_model_is_named_once(tmp_path):
     (broken / "model.safetensors").write_bytes(b"\x80\x04pickle, not safetensors")
     arguments = ["--model", str(broken), "--port", "0", "--workers", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "imputer", "serve", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "imputer", "serve", *arguments], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 2 and "is damaged or no safetensors file" in done.stderr
     assert done.stderr.count("\n") == 1
