@@ -871,7 +871,11 @@ def start(*arguments):
     found = re.search(r"http://\S+", line)
     if not found:
         raise AssertionError(f"{line}{process.stderr.read()}")
-    wait_until(lambda: healthy(found[0]))
+    try:
+        wait_until(lambda: healthy(found[0]))
+    except BaseException:
+        process.terminate()
+        raise
     return process, found[0]
 
 
