@@ -286,7 +286,8 @@ def test_alone_equals_batched_equals_permuted(implementation, merge):
 
 
 def test_results_do_not_depend_on_threads():
-    log_probs, targets, lengths, sizes, _ = random_batch(8, True, batch=9, frames=400, most=80)
+    # Large enough that every part of the work is spread over threads.
+    log_probs, targets, lengths, sizes, _ = random_batch(8, True, batch=9, frames=400, most=80, tokens=600)
     threads = torch.get_num_threads()
     results = []
     try:

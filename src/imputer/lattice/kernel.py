@@ -27,17 +27,19 @@ def total(log_probs: Tensor, plan: Plan, want_posteriors: bool) -> tuple[Tensor,
     scores, strides = _flat(log_probs)
     exact = np.float64 if log_probs.dtype == torch.float64 else np.float32
     many = batch * frames if want_posteriors else 0
+    cells = int(plan.cells.sum())
     kept = Kept(
         first=np.empty(many, np.int32),
         counts=np.empty(many, np.int32),
         blanks=np.empty(many, exact),
-        tokens=np.empty(int(plan.cells.sum()) if want_posteriors else 0, exact),
+        tokens=np.empty(cells if want_posteriors else 0, exact),
     )
     bases = np.cumsum(plan.cells) - plan.cells
     totals = np.empty(batch)
     _over_items(
-        weigh_items, plan, scores, strides, plan.targets, plan.frame_lengths, plan.target_lengths, plan.states,
-        plan.blank, plan.merge_repeats, int(plan.scratch.max(initial=0)), want_posteriors, bases, totals, kept,
+        weigh_items, batch, cells // _CELLS_A_THREAD,
+        scores, strides, plan.targets, plan.frame_lengths, plan.target_lengths, plan.states, plan.blank,
+        plan.merge_repeats, int(plan.scratch.max(initial=0)), want_posteriors, bases, totals, kept,
     )  # fmt: skip
     return torch.from_numpy(totals), Posteriors(kept, bases) if want_posteriors else None
 
@@ -46,9 +48,10 @@ def spread(posteriors: Posteriors, plan: Plan, scales: Tensor, dtype: torch.dtyp
     """scales (batch,) times the posteriors, dense: (batch, frame, token)."""
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     gradient = torch.empty(plan.shape, dtype=wide)
-    _, frames, tokens = plan.shape
+    batch, frames, tokens = plan.shape
     _over_items(
-        spread_items, plan, gradient.view(-1).numpy(), frames, tokens, plan.targets, plan.frame_lengths, plan.blank,
+        spread_items, batch, gradient.numel() // _ZEROS_A_THREAD,
+        gradient.view(-1).numpy(), frames, tokens, plan.targets, plan.frame_lengths, plan.blank,
         posteriors.bases, scales.detach().to(torch.float64).contiguous().numpy(), posteriors.kept,
     )  # fmt: skip
     return gradient.to(dtype)
@@ -59,10 +62,10 @@ def best(log_probs: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     batch, frames, _ = plan.shape
     scores, strides = _flat(log_probs)
     totals, alignments = np.empty(batch), np.full((batch, frames), plan.blank, np.int64)
-    size = int(plan.scratch.max(initial=0))
     _over_items(
-        search_items, plan, scores, strides, plan.targets, plan.frame_lengths, plan.target_lengths, plan.states,
-        plan.blank, plan.merge_repeats, size, totals, alignments,
+        search_items, batch, int(plan.cells.sum()) // _CELLS_A_THREAD,
+        scores, strides, plan.targets, plan.frame_lengths, plan.target_lengths, plan.states, plan.blank,
+        plan.merge_repeats, int(plan.scratch.max(initial=0)), totals, alignments,
     )  # fmt: skip
     return torch.from_numpy(alignments), torch.from_numpy(totals)
 
@@ -81,6 +84,7 @@ def _flat(log_probs: Tensor) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 
 _CELLS_A_THREAD = 20_000  # less is not worth a thread
+_ZEROS_A_THREAD = 1_000_000
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -90,14 +94,17 @@ def _forget_pool() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_forget_pool)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
 
 
-def _over_items(work: Callable[..., None], plan: Plan, *arguments: object) -> None:
-    """Do ``work(start, stop, ...)`` for all items, in threads when torch may use them; items do not meet."""
+def _over_items(work: Callable[..., None], batch: int, worth: int, *arguments: object) -> None:
+    """Do ``work(start, stop, ...)`` for all items, in as many threads as torch may use and it is worth.
+
+    Items do not meet, so the result does not depend on the number of threads.
+    """
     global _pool
-    batch = plan.shape[0]
-    threads = min(torch.get_num_threads(), batch, int(plan.cells.sum()) // _CELLS_A_THREAD)
+    threads = min(torch.get_num_threads(), batch, worth)
     if threads <= 1:
         work(0, batch, *arguments)
         return

@@ -25,9 +25,7 @@ class Plan:
     targets: np.ndarray  # (batch, target)
     frame_lengths: np.ndarray  # (batch,)
     target_lengths: np.ndarray  # (batch,)
-    states: (
-        np.ndarray
-    )  # (batch, frame): the state where it is known, committed or without choice; else MASKED
+    states: np.ndarray  # (batch, frame): where it is known, committed or without choice; else MASKED
     cells: np.ndarray  # (batch,): (frame, target position) pairs that some alignment can reach
     scratch: np.ndarray  # (batch,): numbers in the largest table of rows, one row a frame of a run
     blank: int
