@@ -5,6 +5,7 @@ killed goes on from its last checkpoint to the same weights, and N ranks take th
 """
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import math
@@ -54,6 +55,8 @@ CHANGEABLE = (
     "data.valid",
     "data.valid_utterances",
 )
+
+TRIM_EVERY = 50  # steps
 
 
 # --- data
@@ -530,6 +533,8 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
                     f"loss {figures['loss']:.3f}, lr {figures['learning_rate']:.1e}, {speed:.0f}x real time",
                 )
             advance(1)
+            if step % TRIM_EVERY == 0:
+                give_back_memory()
             if run.valid and (step % training.validate_every == 0 or step == training.steps):
                 with averaged_weights(run):
                     run.log({"step": step, "valid": validate(run)})
@@ -773,6 +778,12 @@ def forget_metrics_after(folder: Path, step: int, here: Ranks) -> None:
 
 def _quiet(*_: Any, **__: Any) -> None:
     """Advance or log nothing."""
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system; batches of ever different shapes leave the C library's heap full of holes."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager
