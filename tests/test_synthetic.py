@@ -1,5 +1,6 @@
 """Synthetic speech: what is said equals what is written, the same seed gives the same speech, a stopped run goes on."""
 
+import importlib
 import json
 import re
 import shutil
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imputer import audio
-from imputer.corpora import synthetic
 from imputer.corpora.common import Dropped, Found, Options
 from imputer.errors import ImputerError, UsageError
+
+# By its full name: in the package the same name is the corpus, a function.
+synthetic = importlib.import_module("imputer.corpora.synthetic")
 
 PROGRAMS = {program for _, program, _ in synthetic.ENGINES.values()}
 has_engine = any(map(shutil.which, PROGRAMS))
