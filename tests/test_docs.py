@@ -1,6 +1,8 @@
 """What README and docs say is tried: commands are parsed and run, snippets run, settings read, links followed."""
 
+import html
 import json
+import os
 import re
 import shlex
 import shutil
@@ -217,19 +219,46 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built as `make docs` builds it; a warning is an error."""
+    place = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", place / "docs")
     settings = (ROOT / "mkdocs.yml").read_text().replace("paths: [src]", f"paths: [{ROOT / 'src'}]")
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "mkdocs.yml").write_text(settings)
+    (place / "mkdocs.yml").write_text(settings)
     program = Path(sys.executable).with_name("zensical")
     built = subprocess.run(
-        [program, "build", "--clean", "--strict"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [program, "build", "--clean", "--strict"], cwd=place, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    page = (tmp_path / "site" / "api.html").read_text()
-    assert "imputer.objectives.dynamic_programming" in page
-    for loaded in re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"(http[^\"]+)", page):
-        pytest.fail(f"the page loads {loaded} from elsewhere")
+    return place / "site"
+
+
+def test_the_site_has_the_docstrings_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    assert "log sum over a' in beta'(a~, a)" in html.unescape((site / "api.html").read_text())
+    for page in site.glob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", page.read_text())
+        assert not loaded, (page.name, loaded)
+
+
+@pytest.mark.browser
+def test_formulas_are_drawn(site: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium")
+    if not program:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page()
+        for name in ("maths.html", "index.html"):
+            page.goto((site / name).as_uri(), wait_until="domcontentloaded")
+            unread = page.locator(".arithmatex.unread").all_inner_texts()
+            drawn, formulas = page.locator(".arithmatex math").count(), page.locator(".arithmatex").count()
+            assert not unread and drawn == formulas
+            assert "\\" not in "".join(page.locator("math").all_text_contents())
+            assert (formulas > 50) == (name == "maths.html")
+        browser.close()
 
 
 # --- by running

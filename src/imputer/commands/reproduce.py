@@ -73,7 +73,8 @@ def reproduce(
     for number, one in enumerate(names, 1):
         print(f"[{number}/{len(names)}] {one}", file=sys.stderr, flush=True)
         print(f"{one}: written to {_run(one, quick, on, data, runs, output, seeds)}", flush=True)
-    print(f"put together in {results.report(output)}")
+        together = results.report(output)  # after each, so that what is done can be read
+    print(f"put together in {together}")
 
 
 def _run(name: str, quick: bool, on: str, data: Path, runs: Path, output: Path, seeds: int) -> Path:

@@ -90,16 +90,23 @@ def aligned_examples(lab: Lab, expert: Trained) -> list[Example]:
     return [found[place] for place in sorted(found)]
 
 
-def both(
-    network: models.Imputer, acoustic: Tensor, target: Sequence[int], drawn: Tensor, committed: Tensor
+def conditioned(
+    network: models.Imputer, acoustic: Tensor, drawn: Tensor, committed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """J_IM and J_DP (draw,) of the roll-ins of one utterance; ``acoustic`` is (1, frame, width)."""
+    """log_probs (draw, frame, token) and lengths of the roll-ins of one utterance, ``acoustic`` (1, frame, width)."""
     draws, frames = drawn.shape
     lengths = torch.full((draws,), frames)
     partial = torch.where(committed, drawn, network.mask)
-    log_probs = network.impute(acoustic.expand(draws, -1, -1), lengths, partial)
-    targets = torch.tensor([list(target)] * draws)
-    sizes = torch.full((draws,), len(target))
+    return network.impute(acoustic.expand(draws, -1, -1), lengths, partial), lengths
+
+
+def both(
+    network: models.Imputer, acoustic: Tensor, target: Sequence[int], drawn: Tensor, committed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """J_IM and J_DP (draw,) of the roll-ins of one utterance."""
+    log_probs, lengths = conditioned(network, acoustic, drawn, committed)
+    targets = torch.tensor([list(target)] * len(drawn))
+    sizes = torch.full((len(drawn),), len(target))
     return (
         objectives.imitation(log_probs, drawn, lengths),
         objectives.dynamic_programming(log_probs, targets, drawn, committed, lengths, sizes),
@@ -197,7 +204,8 @@ def bounds(
         one[list(places)] = torch.tensor(target, dtype=torch.long)
         with torch.inference_mode():
             drawn = one.expand(len(every_mask), -1)
-            parts.append(both(network, acoustic, target, drawn, every_mask)[0].double().logsumexp(0))
+            log_probs, lengths = conditioned(network, acoustic, drawn, every_mask)
+            parts.append(objectives.imitation(log_probs, drawn, lengths).double().logsumexp(0))
     probability = mask_probabilities(frames, block_size)
     masks = torch.tensor(list(probability))
     weights = torch.tensor(list(probability.values()), dtype=torch.float64)
@@ -347,7 +355,7 @@ def section(result: Mapping[str, Any]) -> list[str]:
     lines += [
         "",
         f"With its constant, the bound from J_DP is the tighter one in {sum(tighter)} of {len(tighter)} excerpts: J_DP "
-        "is never below J_IM, but C holds −E log c, which is what is lost by it.",
+        "is never below J_IM, but its constant is lower by E log c.",
         "",
         "Variance of an utterance's gradient over roll-ins, dropout off, all weights:",
         "",

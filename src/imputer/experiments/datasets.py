@@ -44,8 +44,8 @@ def libri(data: Path) -> DataSet:
     settings = replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
     return DataSet(
         *("libri", train, valid, test, settings),
-        expert_steps=4000,
-        imputer_steps=4000,
+        expert_steps=3000,
+        imputer_steps=3000,
         analysis_steps=2000,
         unconverged_steps=400,
         scratch=True,
@@ -100,7 +100,7 @@ def made_tones(
     *,
     utterances: int = 200,
     scored: int = 40,
-    steps: tuple[int, int, int, int] = (160, 60, 60, 30),
+    steps: tuple[int, int, int, int] = (120, 120, 80, 30),
 ) -> DataSet:
     """The made language of tones: what --quick runs on, in place of any other."""
     folder = data / f"tones-{utterances}-{scored}"
@@ -116,7 +116,7 @@ def made_tones(
         vocabulary=config.Vocabulary(units="characters", size=9),
         data=config.Data(batch_seconds=20, workers=0, valid_utterances=20),
         training=config.Training(
-            learning_rate=4e-3, warmup_steps=20, validate_every=max(1, imputer // 2), checkpoint_every=1000
+            learning_rate=4e-3, warmup_steps=20, validate_every=max(1, imputer // 4), checkpoint_every=1000
         ),
     )
     return DataSet(

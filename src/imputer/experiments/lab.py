@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -217,6 +218,9 @@ class Trainings:
             say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
             with timed(trained.folder / "seconds"):
                 training.train(settings, trained.folder)
+            shutil.rmtree(
+                trained.folder / "checkpoints", ignore_errors=True
+            )  # most of the disk, no longer needed
         return trained
 
     def _tokenizer(self, settings: config.Config) -> Path:
