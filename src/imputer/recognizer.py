@@ -302,7 +302,7 @@ def model_folder(path_or_name: str | Path) -> Path:
     """The folder of a model: a folder itself, or the name of one that comes with the package."""
     if Path(path_or_name).is_dir():
         return Path(path_or_name)
-    shipped = sorted(p.name for p in MODELS.iterdir() if (p / "config.toml").is_file())
+    shipped = sorted(path.parent.name for path in MODELS.glob("*/config.toml"))
     if str(path_or_name) in shipped:
         return MODELS / str(path_or_name)
     known = f"; the models that come with the package are {', '.join(shipped)}" if shipped else ""
