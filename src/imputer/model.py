@@ -112,10 +112,11 @@ class Layer(nn.Module):
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """Multi-head self-attention with rotary positions."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (batch, frame, 3, head, size)
-        query_key = rotate(qkv[:, :, :2], rotation).transpose(1, 3)  # (batch, head, 2, frame, size)
-        value = qkv[:, :, 2].transpose(1, 2)  # (batch, head, frame, size)
+        # split and unbind, not indexing: their gradients are joined by one copy.
+        query_key, value = qkv.split((2, 1), dim=2)
+        query, key = rotate(query_key, rotation).transpose(1, 3).unbind(2)  # (batch, head, frame, size)
         mixed = functional.scaled_dot_product_attention(
-            query_key[:, :, 0], query_key[:, :, 1], value, attn_mask=hidden
+            query, key, value.squeeze(2).transpose(1, 2), attn_mask=hidden
         )
         return self.attention_output(mixed.transpose(1, 2).flatten(2))
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from imputer import config, objectives, rollin
-from imputer.frontends.filterbank_convolution import FilterbankConvolution
 from imputer.model import Imputer
 
 SMALL = config.Model(width=256, layers=6, heads=4, filter_size=1024, dropout=0.1)  # configs/small.toml
@@ -170,7 +169,9 @@ class Plain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.front_end = FilterbankConvolution(FRONT_END, SMALL.width)
+        self.first = nn.Conv2d(3, FRONT_END.channels, (11, 3), (2, 1), (5, 1))
+        self.second = nn.Conv2d(FRONT_END.channels, FRONT_END.channels, (11, 3), (2, 1), (5, 1))
+        self.project = nn.Linear(80 * FRONT_END.channels, SMALL.width)
         layer = nn.TransformerEncoderLayer(
             SMALL.width, SMALL.heads, SMALL.filter_size, SMALL.dropout, batch_first=True, norm_first=True
         )
@@ -182,7 +183,9 @@ class Plain(nn.Module):
 
     def loss(self, data: dict[str, Any]) -> Tensor:
         """CTC as torch has it."""
-        x, frames = self.front_end(data["features"], data["lengths"])
+        x = data["features"].unflatten(-1, (3, 80)).transpose(1, 2)
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        x, frames = self.project(x.transpose(1, 2).flatten(2)), data["frames"]
         x = x + self.embedding(torch.full(x.shape[:2], TOKENS + 1))
         padding = torch.arange(x.shape[1]) >= frames[:, None]
         log_probs = self.output(self.stack(x, src_key_padding_mask=padding)).log_softmax(-1)

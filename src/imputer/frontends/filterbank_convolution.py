@@ -41,10 +41,10 @@ class FilterbankConvolution(nn.Module):
         x = x.contiguous(
             memory_format=torch.channels_last
         )  # faster on a CPU, and the flattening below is free
-        x = torch.relu(self.first(x))
+        x = torch.relu_(self.first(x))
         lengths = (lengths + 1) // 2
         x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
-        x = torch.relu(self.second(x))
+        x = torch.relu_(self.second(x))
         lengths = (
             lengths + 1
         ) // 2  # what lies beyond is no frame: attention does not see it, nobody reads it
