@@ -73,7 +73,7 @@ seeds = st.integers(0, 10_000)
 
 
 @given(seeds, lengths, sizes, st.sampled_from(ONCE), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_passes_are_exactly_the_block_size(seed, length, block_size, strategy, coarse):
     result = run([seed], [length], block_size, strategy, coarse=coarse)
     assert result.passes == min(block_size, length) == len(result.trace)
@@ -90,7 +90,7 @@ def test_every_length_and_block_size(strategy):
 
 
 @given(st.lists(st.tuples(seeds, lengths), min_size=1, max_size=5), sizes, st.sampled_from(KEEPING))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_commitments_never_change(items, block_size, strategy):
     item_seeds, item_lengths = map(list, zip(*items, strict=True))
     result = run(item_seeds, item_lengths, block_size, strategy)
@@ -102,7 +102,7 @@ def test_commitments_never_change(items, block_size, strategy):
 
 
 @given(seeds, lengths, st.integers(2, 12), st.sampled_from(APART), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_no_two_neighbours_in_one_pass(seed, length, block_size, strategy, coarse):
     result = run([seed], [length], block_size, strategy, coarse=coarse)
     for _, _, new in commits(result, 0, length):
@@ -158,7 +158,7 @@ def test_right_most_last_lets_the_last_frame_of_a_partial_block_go_early():
     st.sampled_from(list(STRATEGIES)),
     st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_batch_equals_alone_and_repeats_itself(items, block_size, strategy, coarse):
     item_seeds, item_lengths = map(list, zip(*items, strict=True))
     together = run(item_seeds, item_lengths, block_size, strategy, coarse=coarse)
@@ -210,7 +210,7 @@ def plain_walk(seed, length, block_size, strategy):
 
 
 @given(seeds, lengths, sizes, st.sampled_from([*ONCE, "top_k"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_agrees_with_a_plain_walk(seed, length, block_size, strategy):
     result = run([seed], [length], block_size, strategy)
     expected, passes = plain_walk(seed, length, block_size, strategy)
@@ -241,7 +241,7 @@ def test_the_likeliest_frame_of_all_comes_first_when_the_block_is_the_utterance(
 
 
 @given(seeds, lengths, sizes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_top_k_ends_and_counts_its_passes(seed, length, block_size):
     result = run([seed], [length], block_size, "top_k")
     k = math.ceil(length / block_size)
@@ -253,7 +253,7 @@ def test_top_k_ends_and_counts_its_passes(seed, length, block_size):
 
 
 @given(seeds, lengths, sizes, st.sampled_from(ANNEALING))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_annealing_ends_in_block_size_passes_and_deletes_fewer_each_time(seed, length, block_size, strategy):
     result = run([seed], [length], block_size, strategy)
     assert result.passes == min(block_size, length)
@@ -295,7 +295,7 @@ def test_random_deletion_is_even_over_frames():
 
 
 @given(seeds, lengths, st.integers(2, 12), st.floats(1.0, 12.0), st.floats(0.3, 0.95))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_adaptive_keeps_its_word(seed, length, block_size, sharpness, threshold):
     sure = (1 + threshold) / 2
     strategy = with_options(decoding.adaptive, threshold=threshold, sure=sure)

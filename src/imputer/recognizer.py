@@ -104,6 +104,11 @@ class Recognizer:
         """Seconds from one frame of an alignment to the next."""
         return self.model.front_end.frame_seconds
 
+    @property
+    def window_seconds(self) -> float:
+        """The longest piece to decode at once: what the model says it was trained on, if it says so."""
+        return getattr(self.model.settings, "window_seconds", 0.0) or WINDOW_SECONDS
+
     @overload
     def transcribe(
         self,
@@ -113,8 +118,8 @@ class Recognizer:
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
         trace: bool = False,
-        window: float = WINDOW_SECONDS,
-        overlap: float = OVERLAP_SECONDS,
+        window: float | None = None,
+        overlap: float | None = None,
     ) -> Transcript: ...
     @overload
     def transcribe(
@@ -125,8 +130,8 @@ class Recognizer:
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
         trace: bool = False,
-        window: float = WINDOW_SECONDS,
-        overlap: float = OVERLAP_SECONDS,
+        window: float | None = None,
+        overlap: float | None = None,
     ) -> list[Transcript]: ...
     def transcribe(
         self,
@@ -136,15 +141,15 @@ class Recognizer:
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
         trace: bool = False,
-        window: float = WINDOW_SECONDS,
-        overlap: float = OVERLAP_SECONDS,
+        window: float | None = None,
+        overlap: float | None = None,
     ) -> Transcript | list[Transcript]:
         """Transcribe a recording, or a list of them; the first that fails raises.
 
         ``audio`` is a path, a binary file object, an utterance of a manifest, or samples at ``sample_rate`` (the
         model's own if not given): (samples,), or (samples, channels) to be averaged. ``block_size`` is the
         number of passes, the model's own if not given. ``trace`` keeps the partial alignment of every pass.
-        ``window`` and ``overlap`` are seconds, for recordings longer than a window.
+        ``window`` and ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
         """
         several = isinstance(audio, list | tuple)
         sources: list[Audio] = list(audio) if isinstance(audio, list | tuple) else [audio]
@@ -167,8 +172,8 @@ class Recognizer:
         manner: Manner | None = None,
         *,
         sample_rate: int | None = None,
-        window: float = WINDOW_SECONDS,
-        overlap: float = OVERLAP_SECONDS,
+        window: float | None = None,
+        overlap: float | None = None,
         heard: Callable[[float], None] | None = None,
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
         """Yield (place, transcript), or (place, what is wrong with it), for every recording when it is done.
@@ -176,6 +181,8 @@ class Recognizer:
         Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is not that of the sources,
         but not far from it either, and the sources may be without end. ``heard(seconds)`` is told of every batch.
         """
+        window = self.window_seconds if window is None else window
+        overlap = min(OVERLAP_SECONDS, window / 4) if overlap is None else overlap
         frames, hop = windows.in_frames(window, overlap, self.frame_seconds)
         place, waiting = 0, iter(sources)
         while group := list(islice(waiting, AHEAD)):

@@ -34,8 +34,8 @@ def transcribe(
     strategy: Strategy = "block",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
-    window: float = 24.0,
-    overlap: float = 4.0,
+    window: float | None = None,
+    overlap: float | None = None,
     show: bool = False,
     figure: Path | None = None,
 ) -> None:
@@ -64,9 +64,10 @@ def transcribe(
     device
         cpu, or what torch calls another: cuda, mps.
     window
-        Longest piece decoded at once, in seconds; longer recordings are cut and joined.
+        Longest piece decoded at once, in seconds; longer recordings are cut and joined. 24 unless the model
+        says otherwise.
     overlap
-        What neighbouring pieces share, in seconds.
+        What neighbouring pieces share, in seconds; 4, but at most a quarter of the window.
     show
         Show the alignment being filled in, pass by pass.
     figure
@@ -133,7 +134,11 @@ def _target(output: Path | None, sources: list[tuple[str, Any]], format: str) ->
 
 
 def _in_order(
-    recognizer: "Recognizer", sources: list[tuple[str, Any]], manner: Any, window: float, overlap: float
+    recognizer: "Recognizer",
+    sources: list[tuple[str, Any]],
+    manner: Any,
+    window: float | None,
+    overlap: float | None,
 ) -> Iterator[tuple[str, Any]]:
     """(name, transcript or error) in the order asked for, while a bar counts the seconds of audio."""
     from imputer import progress
