@@ -71,6 +71,7 @@ def test_windows_give_the_posteriors_of_the_whole(utterance: Utterance, expert: 
     sound = torch.from_numpy(np.tile(samples, 4))
 
     def read(start: int, stop: int) -> torch.Tensor:
+        assert 0 <= start < stop <= len(sound)  # a file has no more
         return sound[start:stop]
 
     whole = aligning.posteriors(network, read, len(sound), window_seconds=1000)

@@ -137,7 +137,7 @@ def posteriors(
         for first in range(0, -(-total // hop), window):
             begin = max(0, first - context)
             last = (first + window) * hop >= total
-            stop = total if last else (first + window + context) * hop
+            stop = min(total, (first + window + context) * hop)
             features = front_end.extract(samples(begin * hop, stop))
             acoustic, lengths = model.encode(features[None], torch.tensor([len(features)]))
             log_probs = model.impute(acoustic, lengths, model.all_masked(acoustic))[0]
