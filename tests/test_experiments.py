@@ -284,12 +284,12 @@ def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.Mo
         datasets.digits(tmp_path)
     folder = tmp_path / "audiomnist-40spk"
     folder.mkdir()
-    for speaker, digit in itertools.product(range(9), range(10)):
+    for speaker, digit in itertools.product((1, 2, 3, 6, 11, 16, 21, 23, 26, 31, 36), range(10)):
         sound = tones.say(tones.ALPHABET[digit % 8], np.random.default_rng(digit))
         soundfile.write(folder / f"{digit}_{speaker:02d}_0.wav", sound, 16_000)
     dataset = datasets.digits(tmp_path)
     speakers = [{u.speaker for u in Manifest(path)} for path in (dataset.train, dataset.valid, dataset.test)]
-    assert list(map(len, speakers)) == [1, 4, 4] and len(set.union(*speakers)) == 9
+    assert list(map(len, speakers)) == [1, 2, 8] and len(set.union(*speakers)) == 11
 
 
 # --- the bound

@@ -14,7 +14,8 @@ from imputer.errors import UsageError
 from imputer.manifest import Manifest
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-STRINGS = 400  # of digits, for each speaker
+STRINGS = 500  # of digits, for each speaker; speakers parted as for the shipped model
+DIGIT_TEST, DIGIT_VALID = ("01", "06", "11", "16", "21", "26", "31", "36"), ("03", "23")
 HELD_OUT = 4  # speakers of dev-clean to choose hyperparameters on
 
 
@@ -78,7 +79,12 @@ def digits(data: Path) -> DataSet:
     parts = [data / "digits" / f"digits-{part}.jsonl" for part in ("train", "valid", "test")]
     if not all(path.is_file() for path in parts):
         source = unpacked(data, "audiomnist-40spk", "recordings of single digits, such as AudioMNIST")
-        options = Options(audio_folder=data / "digits" / "digits-audio", strings=STRINGS)
+        options = Options(
+            audio_folder=data / "digits" / "digits-audio",
+            strings=STRINGS,
+            valid_speakers=DIGIT_VALID,
+            test_speakers=DIGIT_TEST,
+        )
         write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
     train, valid, test = parts
     return DataSet(
