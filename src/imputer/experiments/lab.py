@@ -25,9 +25,8 @@ from imputer.vocabulary import Vocabulary
 
 # Settings that say where something is; the content takes their place in the name of a run.
 PLACES = ("data.train", "data.valid", "vocabulary.tokenizer", "rollin.alignments", "training.start_from")
-CONTINUED_RATE = (
-    0.5  # of the learning rate, from the expert's weights; too fast, and it forgets what the expert knew
-)
+# Of the learning rate, from the expert's weights; too fast, and it forgets what the expert knew.
+CONTINUED_RATE = 0.5
 
 
 @dataclass(frozen=True)
