@@ -39,6 +39,7 @@ class Model:
     dropout: float = 0.2
     merge_repeats: bool = False  # False: the paper's topology; True: classical CTC
     block_size: int = 8  # default number of passes when decoding
+    window_seconds: float = 24.0  # longest stretch decoded at once: about as long as what it was trained on
 
 
 @dataclass(frozen=True)

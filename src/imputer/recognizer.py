@@ -1,6 +1,6 @@
 """The recogniser: audio in, transcript with times out.
 
-Recordings up to ``WINDOW_SECONDS`` are decoded whole, in batches of like length. Longer ones are cut into
+Recordings up to the window of the model are decoded whole, in batches of like length. Longer ones are cut into
 overlapping windows, decoded like any other recording, and joined in a pause where the two alignments agree. A
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
@@ -26,7 +26,7 @@ from imputer.windows import Piece
 __all__ = ["Recognizer", "Transcript"]
 
 MODELS = Path(__file__).parent / "models"
-WINDOW_SECONDS, OVERLAP_SECONDS = 24.0, 4.0
+OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 256  # recordings that are sorted by length together
 
@@ -107,7 +107,7 @@ class Recognizer:
     @property
     def window_seconds(self) -> float:
         """The longest piece to decode at once: what the model says it was trained on, if it says so."""
-        return getattr(self.model.settings, "window_seconds", 0.0) or WINDOW_SECONDS
+        return self.model.settings.window_seconds
 
     @overload
     def transcribe(

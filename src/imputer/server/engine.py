@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from imputer import decoding, transcripts, windows
-from imputer.recognizer import OVERLAP_SECONDS, WINDOW_SECONDS, Recognizer
+from imputer.recognizer import OVERLAP_SECONDS, Recognizer
 from imputer.transcripts import Transcript
 from imputer.windows import Piece
 
@@ -48,7 +48,11 @@ class Trace:
 
 def window_frames(recognizer: Recognizer) -> tuple[int, int]:
     """A window and the way to the next one, in frames."""
-    return windows.in_frames(WINDOW_SECONDS, OVERLAP_SECONDS, recognizer.frame_seconds)
+    return windows.in_frames(
+        recognizer.window_seconds,
+        min(OVERLAP_SECONDS, recognizer.window_seconds / 4),
+        recognizer.frame_seconds,
+    )
 
 
 def cut(waveform: np.ndarray, recognizer: Recognizer) -> list[np.ndarray]:
