@@ -169,6 +169,7 @@ def annealing(
     return now.masked, inside & (_rank(weakness, inside) < count[:, None])
 
 
+# DEPARTURE adaptive: the paper fixes the number of passes beforehand; here the speech decides.
 def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor:
     """Ours: commit whatever is surer than ``threshold``, and at least one frame a block.
 
