@@ -12,6 +12,7 @@ import torch
 
 from imputer import audio, batching
 from imputer.errors import ImputerError, UsageError
+from imputer.features import Augmentation
 from imputer.frames_cache import RECORD, CachedExtract, FramesCache
 from imputer.manifest import Manifest, Utterance, write
 
@@ -300,3 +301,18 @@ grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert grown < 60_000, grown  # kilobytes, of 8.6 million; the pages touched are among them
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_stripes_differ_from_epoch_to_epoch_and_leave_the_cache_alone(tmp_path, manifest):
+    cache = FramesCache(tmp_path / "frames", Averages())
+    cache.fill(manifest)
+    striped = CachedExtract(
+        cache.folder, cache.key, Augmentation(spec_augment=True, frequency_mask_banks=1, time_mask_share=0.5)
+    )
+    whole = direct(manifest[5])
+    drawn = [striped(manifest[5], torch.Generator().manual_seed(seed)) for seed in range(8)]
+    assert len({tuple(frames.flatten().tolist()) for frames in drawn}) > 4
+    for frames in drawn:
+        changed = (frames - whole).abs() > 1e-3
+        assert torch.allclose(frames[changed], whole.mean(0).expand_as(whole)[changed], atol=1e-3)
+    assert torch.allclose(cache.get(manifest[5]), whole, atol=1e-3)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from imputer import audio
 from imputer.errors import ImputerError
-from imputer.features import Augmentation, augment_features, augment_waveform, filterbanks
+from imputer.features import NO_AUGMENTATION, Augmentation, augment_features, augment_waveform, filterbanks
 from imputer.manifest import Utterance
 from imputer.vocabulary import Vocabulary
 
@@ -25,8 +25,6 @@ Extract = Callable[[Utterance, torch.Generator], Tensor]
 
 # Lengths are shaken by this share before sorting: batches differ between epochs, padding hardly grows.
 LENGTH_SHAKE = 0.05
-
-NO_AUGMENTATION = Augmentation()
 
 
 def plan_epoch(lengths: Sequence[float] | np.ndarray, *, frame_budget: float, seed: int, epoch: int) -> Plan:

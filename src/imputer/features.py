@@ -272,6 +272,17 @@ class Augmentation:
             raise ValueError(f"noise_kinds takes some of {', '.join(NOISES)}, got {self.noise_kinds}")
 
     @property
+    def of_sound(self) -> list[str]:
+        """What changes the sound itself, before there are features."""
+        asked = {
+            "speed": self.speed,
+            "gain_db": any(self.gain_db),
+            "noise": self.noise,
+            "telephone": self.telephone,
+        }
+        return [name for name, value in asked.items() if value]
+
+    @property
     def longest(self) -> float:
         """By how much the slowest speed stretches an utterance: for frame budgets."""
         return max((1.0 / factor for factor in self.speed), default=1.0)
@@ -383,6 +394,8 @@ NOISES: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
     "pink": pink_noise,
     "babble": babble_noise,
 }
+
+NO_AUGMENTATION = Augmentation()
 
 
 def _speech_spectrum(hertz: Tensor) -> Tensor:

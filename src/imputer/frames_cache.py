@@ -33,6 +33,7 @@ from torch import Tensor
 
 from imputer import audio, progress
 from imputer.errors import ImputerError, UsageError
+from imputer.features import NO_AUGMENTATION, Augmentation, augment_features
 from imputer.files import replacing
 from imputer.frontends.frames import Encoder
 from imputer.manifest import Utterance
@@ -214,16 +215,21 @@ class FramesCache:
 
 
 class CachedExtract:
-    """(utterance, generator) -> (frame, feature): the ``extract`` of a data set whose frames are cached."""
+    """(utterance, generator) -> (frame, feature): the ``extract`` of a data set whose frames are cached.
 
-    def __init__(self, folder: Path | str, encoder_key: str) -> None:
-        self.folder, self.encoder_key = Path(folder), encoder_key
+    Of ``augmentation`` only SpecAugment's stripes reach frames that were made long ago.
+    """
+
+    def __init__(
+        self, folder: Path | str, encoder_key: str, augmentation: Augmentation = NO_AUGMENTATION
+    ) -> None:
+        self.folder, self.encoder_key, self.augmentation = Path(folder), encoder_key, augmentation
         self._cache: FramesCache | None = None
 
-    def __call__(self, utterance: Utterance, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(self, utterance: Utterance, generator: torch.Generator) -> Tensor:
         if self._cache is None:
             self._cache = FramesCache(self.folder, self.encoder_key)
-        return self._cache.get(utterance)
+        return augment_features(self._cache.get(utterance), self.augmentation, generator)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": None}

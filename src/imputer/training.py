@@ -35,7 +35,6 @@ from imputer import (
 )
 from imputer import model as models
 from imputer.errors import ImputerError, UsageError
-from imputer.features import Augmentation
 from imputer.manifest import Manifest, Utterance
 from imputer.model import Imputer
 from imputer.ranks import Ranks, joined
@@ -150,17 +149,16 @@ def extractor(
 ) -> Callable[[Utterance, torch.Generator], Tensor]:
     """How an utterance becomes features: filter banks on the fly, cached encoder frames, or ready vectors."""
     name = settings.front_end.name
+    augmentation = settings.augmentation if augment else features.NO_AUGMENTATION
     if name == "filterbank_convolution":
-        return batching.FilterbankExtract(
-            front_end.sample_rate, settings.augmentation if augment else Augmentation()
-        )
+        return batching.FilterbankExtract(front_end.sample_rate, augmentation)
     if name == "frames":
         return read_vectors
     from imputer.frames_cache import CachedExtract, FramesCache
 
     cache = FramesCache(frames_folder(settings.data.frames_cache, front_end.encoder.key), front_end.encoder)
     cache.fill(utterances)
-    return CachedExtract(cache.folder, cache.key)
+    return CachedExtract(cache.folder, cache.key, augmentation)
 
 
 def read_vectors(utterance: Utterance, generator: torch.Generator) -> Tensor:
@@ -430,6 +428,12 @@ def check(settings: config.Config, here: Ranks) -> None:
         raise UsageError(
             f"training.objective = {training.objective} needs rollin.alignments: train a CTC expert first, then "
             "`imputer align --manifest M --model EXPERT --store F`"
+        )
+    if settings.front_end.name != "filterbank_convolution" and settings.augmentation.of_sound:
+        raise UsageError(
+            f"the frames of front_end.name = {settings.front_end.name} are made beforehand, so "
+            f"augmentation.{settings.augmentation.of_sound[0]} cannot reach them: make altered copies of the audio "
+            "(`imputer prepare altered M.jsonl --output M2.jsonl`), or use augmentation.spec_augment"
         )
     from imputer.masking import POLICIES
 

@@ -46,7 +46,7 @@ def prepare(
     Parameters
     ----------
     corpus
-        folder, librispeech, wsj, kaldi, digits, lhotse or synthetic.
+        folder, librispeech, wsj, kaldi, digits, lhotse, synthetic, or altered (copies of a manifest).
     source
         Where the corpus lies.
     output

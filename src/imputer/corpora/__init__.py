@@ -8,6 +8,7 @@ A corpus is a function of (source folder, ``Options``) that yields what it found
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from imputer.corpora.altered import altered
 from imputer.corpora.common import Dropped, Found, Options
 from imputer.corpora.digits import digits
 from imputer.corpora.folder import folder
@@ -27,6 +28,7 @@ CORPORA: dict[str, Corpus] = {
     "digits": digits,
     "lhotse": lhotse,
     "synthetic": synthetic,
+    "altered": altered,
 }
 
 __all__ = ["CORPORA", "Corpus", "Dropped", "Found", "Options"]

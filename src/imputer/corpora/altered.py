@@ -1,0 +1,41 @@
+"""Altered copies of a corpus: other speeds, rooms, microphones, noises and levels.
+
+Augmentation on the fly cannot reach frames that a pretrained encoder made beforehand; copies of the audio can.
+Every copy is drawn from (seed, number of the utterance): the same command makes the same copies, and one that was
+stopped goes on where it stopped.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from imputer import audio
+from imputer.batching import read_utterance
+from imputer.corpora.common import Dropped, Found, Options
+from imputer.corpora.synthetic import recorded, warped
+from imputer.errors import ImputerError
+from imputer.manifest import Manifest, Utterance
+
+SPEEDS = (0.88, 1.14)
+
+
+def altered(source: Path, options: Options) -> Iterator[Found | Dropped]:
+    """One altered copy of every utterance of the manifest ``source``, named after it and the seed."""
+    for number, utterance in enumerate(Manifest(source)):
+        generator = np.random.default_rng([options.seed, number, 2])
+        name = f"{utterance.id}-altered-{options.seed}"
+        path = options.audio_folder / f"{number // 1000:03d}" / f"{number:06d}.ogg"
+        if not path.exists():
+            try:
+                samples = read_utterance(utterance)
+            except ImputerError as error:
+                yield Dropped("cannot be read", str(error))
+                continue
+            audio.write(path, alter(samples, generator), audio.SAMPLE_RATE)
+        yield Found(Utterance(name, str(path), audio.info(path).seconds, utterance.text, utterance.speaker))
+
+
+def alter(samples: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """(samples,) at 16 kHz, at another speed and as if recorded elsewhere."""
+    return recorded(warped(samples, generator.uniform(*SPEEDS)), generator)
