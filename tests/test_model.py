@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from imputer import config, model
-from imputer.dropout import add_dropped, dropout
+from imputer import config, fused, model
 from imputer.errors import UsageError
+from imputer.fused import add_dropped, dropout
 from imputer.model import Imputer
 from imputer.vocabulary import Vocabulary
 
@@ -180,8 +180,39 @@ def test_adding_what_is_dropped_is_adding_after_dropping() -> None:
         assert torch.equal(one, other)
 
 
-def test_rotation_has_the_gradient_of_its_formula() -> None:
-    rotation = model.rotary_angles(5, 8, torch.device("cpu"), torch.float64)
-    x = torch.randn(2, 5, 2, 3, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: model.rotate(x, rotation), x)
-    assert torch.allclose(model.rotate(x, rotation), model.rotate(x.detach(), rotation))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["linear_relu", "linear_rotate", "relu_within"])
+def test_the_compiled_forms_do_what_the_plain_ones_do(name, dtype, monkeypatch) -> None:
+    linear = torch.nn.Linear(7, 3 * 2 * 8, dtype=dtype)  # two heads of 8
+    sequence = torch.randn(3, 50, 7, dtype=dtype, requires_grad=True)
+    image = torch.randn(4, 3, 9, 5, dtype=dtype, requires_grad=True)
+    rotation = model.rotary_angles(50, 8, torch.device("cpu"), dtype)
+    function, x, given = {
+        "linear_relu": (fused.linear_relu, sequence, (linear,)),
+        "linear_rotate": (fused.linear_rotate, sequence, (linear, rotation)),
+        "relu_within": (fused.relu_within, image, (torch.tensor([9, 1, 5, 0]),)),
+    }[name]
+    inputs = (x,) if name == "relu_within" else (x, *linear.parameters())
+
+    def result_and_gradients():
+        found = function(x * 1.0, *given)  # a copy, because it may be overwritten
+        weights = torch.linspace(-1, 1, found.numel(), dtype=dtype).view_as(found)
+        return found, *torch.autograd.grad((found * weights).sum(), inputs)
+
+    compiled = result_and_gradients()
+    monkeypatch.setattr(fused, "_on_cpu", lambda x: False)
+    for one, other in zip(compiled, result_and_gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_turning_makes_attention_relative() -> None:
+    linear = torch.nn.Linear(6, 24)  # one head of 8
+    constant = torch.randn(1, 1, 6).expand(1, 20, 6)
+    turned = fused.linear_rotate(
+        constant, linear, model.rotary_angles(20, 8, torch.device("cpu"), torch.float32)
+    )[0]
+    scores = turned[:, :8] @ turned[:, 8:16].T
+    for distance in range(-19, 20):
+        along = torch.diagonal(scores, distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(turned[:, 16:], linear(constant)[0, :, 16:])

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from imputer import config, files, frontends
-from imputer.dropout import add_dropped, dropout
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import real_frames
+from imputer.fused import add_dropped, dropout, linear_relu, linear_rotate
 from imputer.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.model"
@@ -56,8 +56,8 @@ class Imputer(nn.Module):
 
     def contextualise(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """The self-attention stack, (batch, frame, width) -> the same; ``hidden`` takes padding out of attention."""
-        x = dropout(x, self.settings.dropout, self.training)
         rotation = rotary_angles(x.shape[1], self.settings.width // self.settings.heads, x.device, x.dtype)
+        x = dropout(x, self.settings.dropout, self.training)
         for layer in self.layers:
             x = layer(x, rotation, hidden)
         return self.norm(x)
@@ -106,57 +106,22 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """(batch, frame, width) -> the same."""
         x = add_dropped(x, self.attend(self.attention_norm(x), rotation, hidden), self.rate, self.training)
-        inner = functional.relu(self.filter_in(self.filter_norm(x)), inplace=True)
+        inner = linear_relu(self.filter_norm(x), self.filter_in)
         return add_dropped(x, self.filter_out(inner), self.rate, self.training)
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """Multi-head self-attention with rotary positions."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (batch, frame, 3, head, size)
-        # split and unbind, not indexing: their gradients are joined by one copy.
-        query_key, value = qkv.split((2, 1), dim=2)
-        query, key = rotate(query_key, rotation).transpose(1, 3).unbind(2)  # (batch, head, frame, size)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value.squeeze(2).transpose(1, 2), attn_mask=hidden
-        )
+        qkv = linear_rotate(x, self.qkv, rotation).unflatten(-1, (3, self.heads, -1))
+        query, key, value = qkv.transpose(1, 3).unbind(2)  # (batch, head, frame, size)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
         return self.attention_output(mixed.transpose(1, 2).flatten(2))
 
 
 def rotary_angles(frames: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position * frequency, each (frame, 1, 1, size / 2)."""
+    """Cosines and sines of position * frequency, each (frame, size / 2)."""
     frequency = torch.exp(torch.arange(size // 2, device=device) * (-math.log(10_000.0) / (size // 2)))
-    angle = (torch.arange(frames, device=device)[:, None] * frequency)[:, None, None, :]
+    angle = torch.arange(frames, device=device)[:, None] * frequency
     return angle.cos().to(dtype), angle.sin().to(dtype)
-
-
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (x[i], x[i + size/2]) by its angle: attention then depends on relative positions only."""
-    if x.requires_grad and not torch.compiler.is_compiling():
-        return _Rotate.apply(x, *rotation)
-    cosine, sine = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-class _Rotate(torch.autograd.Function):
-    """``rotate`` for training: its gradient is the opposite turn, and neither makes copies on the way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        return _Rotate.turned(x, cosine, sine)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        cosine, sine = ctx.saved_tensors
-        return _Rotate.turned(gradients[0], cosine, -sine), None, None
-
-    @staticmethod
-    def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        (first, second), (out_first, out_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-        torch.mul(first, cosine, out=out_first).addcmul_(second, sine, value=-1)
-        torch.mul(second, cosine, out=out_second).addcmul_(first, sine)
-        return out
 
 
 def _initialise(module: nn.Module) -> None:

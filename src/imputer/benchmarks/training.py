@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from imputer import config, objectives, rollin
 from imputer.model import Imputer
 
-SMALL = config.Model(width=256, layers=6, heads=4, filter_size=1024, dropout=0.1)  # configs/small.toml
+SMALL = config.Model(width=384, layers=4, heads=4, filter_size=1536, dropout=0.1)  # configs/small.toml
 FRONT_END = config.FrontEnd(channels=16)
 TOKENS = 400
 

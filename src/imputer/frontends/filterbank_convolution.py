@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from imputer import config, features
-from imputer.frontends.normalisation import Normalisation, real_frames
+from imputer.frontends.normalisation import Normalisation
+from imputer.fused import relu_within
 
 MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three input channels
 
@@ -41,12 +42,10 @@ class FilterbankConvolution(nn.Module):
         x = x.contiguous(
             memory_format=torch.channels_last
         )  # faster on a CPU, and the flattening below is free
-        x = torch.relu_(self.first(x))
         lengths = (lengths + 1) // 2
-        x = x * real_frames(x.shape[2], lengths)[:, None, :, None]
+        x = relu_within(self.first(x), lengths)
         x = torch.relu_(self.second(x))
-        lengths = (
-            lengths + 1
-        ) // 2  # what lies beyond is no frame: attention does not see it, nobody reads it
+        # What lies beyond is no frame: attention does not see it, nobody reads it.
+        lengths = (lengths + 1) // 2
         x = x.permute(0, 2, 3, 1).flatten(2)  # (batch, frame, bin * channel)
         return self.project(x), lengths
