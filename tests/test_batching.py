@@ -1,6 +1,9 @@
 """Plans cover everything once, batches are the same however they are made, and bad utterances are named."""
 
 import os
+import subprocess
+import sys
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -221,3 +224,33 @@ def test_memory_is_flat_over_an_epoch(corpus: Path, tmp_path: Path) -> None:
     sizes = [resident() for _ in batches(dataset, plan)]
     fifth = len(sizes) // 5
     assert max(sizes[-fifth:]) - max(sizes[:fifth]) < 8 << 20
+
+
+def test_workers_end_with_a_parent_that_is_killed(corpus: Path) -> None:
+    program = f"""
+import multiprocessing, sys
+from imputer.batching import FilterbankExtract, SpeechDataset, batches
+from imputer.manifest import Manifest
+from imputer.vocabulary import Vocabulary
+manifest = Manifest({str(corpus)!r})
+vocabulary = Vocabulary.train([u.text for u in manifest], units="characters")
+dataset = SpeechDataset(manifest, vocabulary, FilterbankExtract())
+for batch in batches(dataset, [[0, 1, 2, 3]] * 1000, workers=2):
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    sys.stdin.readline()
+"""
+    running = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    children = [int(pid) for pid in running.stdout.readline().split()]
+    assert len(children) == 2
+    time.sleep(0.5)  # by now they have filled their pipes and wait
+    running.kill()
+    running.wait()
+    for _ in range(100):
+        left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left

@@ -132,3 +132,13 @@ def test_a_missing_extra_says_how_to_get_it(folders, tmp_path, monkeypatch):
 def test_the_callers_mistakes(tmp_path):
     code, _, err = call("export", "nowhere", tmp_path / "p")
     assert code == 2 and err.startswith("imputer: no model folder nowhere")
+
+
+def test_half_the_size_and_the_same_text(folders, spoken, tmp_path):
+    code, out, _ = call("export", folders / "model", tmp_path / "half", "--half")
+    assert code == 0 and "model.safetensors" in out
+    both = (folders / "model", tmp_path / "half")
+    whole, half = ((folder / "model.safetensors").stat().st_size for folder in both)
+    assert 0.45 < half / whole < 0.6
+    texts = [Recognizer.from_pretrained(folder).transcribe(spoken[1][0]).text for folder in both]
+    assert texts[0] == texts[1] == spoken[0][0]

@@ -7,8 +7,13 @@ The plan is a plain list of lists of manifest indices, so an epoch is resumed in
 What is drawn for an utterance depends on (seed, epoch, index) alone: not on workers, batches or resumption.
 """
 
+import contextlib
+import ctypes
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -198,7 +203,7 @@ def batches(dataset: SpeechDataset, plan: Plan, *, workers: int = 0) -> Iterator
         batch_sampler=plan,
         num_workers=workers,
         collate_fn=_packed if workers else collate,
-        worker_init_fn=_one_thread if workers else None,
+        worker_init_fn=partial(_settle, parent=os.getpid()) if workers else None,
         prefetch_factor=2 if workers else None,
         # Its own, or starting workers would draw from the generator that training draws from.
         generator=torch.Generator().manual_seed(dataset.seed),
@@ -211,6 +216,7 @@ def batches(dataset: SpeechDataset, plan: Plan, *, workers: int = 0) -> Iterator
         yield batch
 
 
+PR_SET_PDEATHSIG = 1
 TENSORS = ("features", "feature_lengths", "targets", "target_lengths")
 
 
@@ -229,6 +235,11 @@ def _unpacked(batch: Batch) -> Batch:
     return batch
 
 
-def _one_thread(worker: int) -> None:
+def _settle(worker: int, parent: int) -> None:
     # Workers are the parallelism; threads inside them would only fight over the cores.
     torch.set_num_threads(1)
+    # A worker whose parent was killed would wait for ever to hand over its batch: Linux ends it with its parent.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had been killed before
+        os._exit(1)

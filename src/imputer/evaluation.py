@@ -3,12 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from imputer import scoring
+from imputer.batching import read_utterance
 from imputer.errors import ImputerError
 from imputer.manifest import Utterance
 from imputer.recognizer import Manner, Recognizer
+
+if TYPE_CHECKING:
+    from imputer.peers import Peer
 
 WHOLE_SECONDS = 60.0  # utterances up to here are decoded in one piece, as the paper does with all
 
@@ -34,7 +38,9 @@ class Evaluation:
     block_size: int
     strategy: str
     utterances: list[Scored]
-    decoding_seconds: float  # wall clock, reading audio included
+    decoding_seconds: (
+        float  # by the clock, or of the processor if there was one thread; reading audio included
+    )
     failed: dict[str, ImputerError] = field(default_factory=dict)  # by id
 
     @property
@@ -89,33 +95,51 @@ def evaluate(
     *,
     name: str = "",
     heard: Callable[[float], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Evaluation:
     """Decode and score utterances; those that cannot be read are kept apart with the reason."""
     manner = manner or Manner()
     scored: dict[int, Scored] = {}
     failed: dict[str, ImputerError] = {}
-    started = time.perf_counter()
+    started = clock()
     for place, result in recognizer.each(utterances, manner, heard=heard, window=WHOLE_SECONDS):
         utterance = utterances[place]
         if isinstance(result, ImputerError):
             failed[utterance.id] = result
             continue
-        scored[place] = Scored(
-            utterance.id,
-            utterance.text,
-            result.text,
-            utterance.duration,
-            result.passes,
-            scoring.word_errors(utterance.text, result.text),
-            scoring.character_errors(utterance.text, result.text),
-        )
+        scored[place] = score(utterance, result.text, result.passes)
     return Evaluation(
         name,
         manner.block_size or recognizer.model.settings.block_size,
         manner.strategy if isinstance(manner.strategy, str) else str(manner.strategy),
         [scored[place] for place in sorted(scored)],
-        time.perf_counter() - started,
+        clock() - started,
         failed,
+    )
+
+
+def evaluate_peer(
+    peer: "Peer", utterances: Sequence[Utterance], heard: Callable[[float], None]
+) -> Evaluation:
+    """The same for somebody else's recogniser, by processor time."""
+    scored: list[Scored] = []
+    failed: dict[str, ImputerError] = {}
+    started = time.process_time()
+    for utterance in utterances:
+        try:
+            scored.append(score(utterance, *peer.transcribe(read_utterance(utterance))))
+        except ImputerError as error:
+            failed[utterance.id] = error
+        heard(utterance.duration)
+    return Evaluation(peer.name, 0, peer.strategy, scored, time.process_time() - started, failed)
+
+
+def score(utterance: Utterance, text: str, passes: int) -> Scored:
+    """What was heard beside what was said."""
+    words, characters = scoring.word_errors, scoring.character_errors
+    return Scored(
+        *(utterance.id, utterance.text, text, utterance.duration, passes),
+        *(words(utterance.text, text), characters(utterance.text, text)),
     )
 
 

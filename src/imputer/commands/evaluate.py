@@ -1,6 +1,8 @@
 """`imputer evaluate`."""
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,10 +22,14 @@ def evaluate(
     *,
     model: str = "english",
     compare: str = "",
+    beside: Annotated[
+        list[Literal["moonshine", "pocketsphinx"]] | None, Parameter(consume_multiple=True)
+    ] = None,
     block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     strategy: Annotated[list[Strategy] | None, Parameter(consume_multiple=True)] = None,
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
+    threads: int = 0,
     limit: int | None = None,
     worst: int = 3,
     json: Path | None = None,
@@ -41,6 +47,8 @@ def evaluate(
         A model folder, or the name of a shipped model.
     compare
         A second model to compare with, utterance by utterance.
+    beside
+        Other recognisers to score on the same files, on one thread: moonshine (its own decoder), pocketsphinx.
     block_size
         Passes of the network, one or more: --block-size 1 4 8. The model's own if not given.
     strategy
@@ -49,6 +57,8 @@ def evaluate(
         onnx and onnx-int8 want a folder written by `imputer export`.
     device
         cpu, or what torch calls another: cuda, mps.
+    threads
+        Threads of the network; 0 is torch's own choice. With 1, RTF is processor time, whatever else is running.
     limit
         Score this many utterances, spread evenly over the manifest.
     worst
@@ -66,6 +76,12 @@ def evaluate(
 
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
+    if threads < 0:
+        raise UsageError(f"--threads must be 0 or more, got {threads}")
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
     sizes: list[int | None] = [*block_size] if block_size else [None]
     manners = [Manner(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
     corpus = Manifest(manifest)
@@ -78,13 +94,17 @@ def evaluate(
     for name in [model, compare] if compare else [model]:
         recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
         _warn_of_strange_letters(recognizer, utterances)
-        results.append([_measured(recognizer, utterances, manner, name) for manner in manners])
+        clock = time.process_time if threads == 1 else time.perf_counter
+        results.append([_measured(recognizer, utterances, manner, name, clock) for manner in manners])
+    peers = [_peer_measured(name, utterances) for name in beside or ()]
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(_table(results, str(manifest)))
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
+    worst_of = results[0][-1]
+    results += [[peer] for peer in peers]
+    console.print(_table(results, str(manifest)))
     for first, second, difference in comparisons:
         console.print(_verdict(first, second, difference), highlight=False, markup=False, soft_wrap=True)
-    _print_worst(console, results[0][-1], worst)
+    _print_worst(console, worst_of, worst)
     if json:
         _write_json(json, str(manifest), results, comparisons)
     failed = {name: error for row in results for one in row for name, error in one.failed.items()}
@@ -95,14 +115,28 @@ def evaluate(
 
 
 def _measured(
-    recognizer: "Recognizer", utterances: list["Utterance"], manner: Any, name: str
+    recognizer: "Recognizer",
+    utterances: list["Utterance"],
+    manner: Any,
+    name: str,
+    clock: Callable[[], float],
 ) -> "Evaluation":
     from imputer import evaluation, progress
 
     total = round(sum(utterance.duration for utterance in utterances))
     title = f"{name}, {manner.strategy} {manner.block_size or recognizer.model.settings.block_size}"
     with progress.bar(title, total, unit="s") as advance:
-        return evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance)
+        return evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance, clock=clock)
+
+
+def _peer_measured(name: str, utterances: list["Utterance"]) -> "Evaluation":
+    from imputer import evaluation, progress
+    from imputer.peers import PEERS
+
+    peer = PEERS[name]()
+    total = round(sum(utterance.duration for utterance in utterances))
+    with progress.bar(name, total, unit="s") as advance:
+        return evaluation.evaluate_peer(peer, utterances, advance)
 
 
 def _warn_of_strange_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
@@ -136,7 +170,7 @@ def _table(results: list[list["Evaluation"]], title: str) -> Any:
         table.add_row(
             *([name] if len(results) > 1 else []),
             one.strategy,
-            str(one.block_size),
+            str(one.block_size or ""),
             f"{one.passes:.1f}",
             _percent(one.wer),
             f"{words.substitutions}/{words.deletions}/{words.insertions}",

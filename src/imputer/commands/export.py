@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def export(model: str, output: Path, *, int8: bool = True) -> None:
+def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -> None:
     """Write a model as ONNX, in float32 and int8, for `--runtime onnx` and `--runtime onnx-int8`.
 
     The folder holds encode.onnx (once an utterance) and impute.onnx (once a pass), both for any batch and any
@@ -17,7 +17,16 @@ def export(model: str, output: Path, *, int8: bool = True) -> None:
         The folder to write.
     int8
         Also write encode.int8.onnx and impute.int8.onnx.
+    half
+        No ONNX: the model folder itself, its weights in float16. Half the size, to share or to ship.
     """
+    if half:
+        from imputer import model as models
+        from imputer.recognizer import model_folder
+
+        models.save(output, *models.load(model_folder(model)), half=True)
+        print(f"{output / models.WEIGHTS}  {(output / models.WEIGHTS).stat().st_size / 1e6:.1f} MB")
+        return
     from imputer import export as exporting
     from imputer.recognizer import model_folder
 

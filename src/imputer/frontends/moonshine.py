@@ -104,14 +104,14 @@ class MoonshineEncoder:
     def session(self) -> Any:
         """This process's session; one that a parent process made is not used after a fork."""
         if self._session is None or self._process != os.getpid():
-            self._session, self._process = _session(self.path, self.threads), os.getpid()
+            self._session, self._process = open_session(self.path, self.threads), os.getpid()
         return self._session
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": None, "_process": 0}
 
 
-def _session(path: Path, threads: int) -> Any:
+def open_session(path: Path, threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -121,4 +121,4 @@ def _session(path: Path, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of its own
-        raise ImputerError(f"cannot load the encoder {path}: {error}; {INSTALL}") from error
+        raise ImputerError(f"cannot load {path}: {error}; {INSTALL}") from error
