@@ -45,10 +45,10 @@ def libri(data: Path) -> DataSet:
     settings = replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
     return DataSet(
         *("libri", train, valid, test, settings),
-        expert_steps=3000,
-        imputer_steps=3000,
-        analysis_steps=2000,
-        unconverged_steps=400,
+        expert_steps=2000,
+        imputer_steps=2000,
+        analysis_steps=1200,
+        unconverged_steps=300,
         scratch=True,
         many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
@@ -62,10 +62,10 @@ def libri_convolution(data: Path) -> DataSet:
     train, valid, test = _libri_manifests(data)
     return DataSet(
         *("libri_convolution", train, valid, test, read_config("libri_convolution")),
-        expert_steps=10_000,
-        imputer_steps=10_000,
-        analysis_steps=5000,
-        unconverged_steps=1000,
+        expert_steps=3000,
+        imputer_steps=3000,
+        analysis_steps=1500,
+        unconverged_steps=500,
         scratch=False,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
@@ -89,10 +89,10 @@ def digits(data: Path) -> DataSet:
     train, valid, test = parts
     return DataSet(
         *("digits", train, valid, test, read_config("digits")),
-        expert_steps=1500,
-        imputer_steps=1500,
-        analysis_steps=1500,
-        unconverged_steps=300,
+        expert_steps=800,
+        imputer_steps=800,
+        analysis_steps=800,
+        unconverged_steps=200,
         scratch=True,
         many_passes=400,
         about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
