@@ -39,26 +39,32 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
 def show_models(console: "Console", samples: list[Path]) -> None:
     """Transcribe the sample of every shipped model, and say what to try next."""
     from imputer import animation
+    from imputer.errors import UsageError
     from imputer.recognizer import Recognizer
 
     for sample in samples:
         name = sample.parent.name
         console.rule(f"model {name}")
-        recognizer = Recognizer.from_pretrained(name)
+        try:
+            recognizer = Recognizer.from_pretrained(name)
+        except UsageError as missing:  # an extra that is not installed, and how to get it
+            console.print(f"not shown: {missing}\n", highlight=False, markup=False)
+            continue
         transcript = recognizer.transcribe(str(sample), trace=True)
         animation.show(
             transcript, "a synthetic voice", block_size=recognizer.model.settings.block_size, console=console
         )
-        console.print("\n   word        from     to  confidence", highlight=False)
+        widest = max(4, *(len(word.text) for word in transcript.words))
+        console.print(f"\n   {'word':{widest}}   from     to  confidence", highlight=False)
         for word in transcript.words:
             console.print(
-                f"   {word.text:10} {word.start:5.2f}  {word.end:5.2f}  {word.confidence:10.2f}",
+                f"   {word.text:{widest}}  {word.start:5.2f}  {word.end:5.2f}  {word.confidence:10.2f}",
                 highlight=False,
             )
         console.print()
     console.print(
         "Try next:\n"
-        f"   imputer transcribe your.wav --model {samples[0].parent.name} --show\n"
+        "   imputer transcribe your.wav --show\n"
         "   imputer serve                  a page to drop recordings on\n"
         "   imputer demo --train           train an Imputer in about two minutes",
         highlight=False,
@@ -106,9 +112,9 @@ def train_one(console: "Console", folder: Path) -> None:
     imputer = training.train(
         replace(
             expert,
-            rollin=config.Rollin(alignments=str(store), block_size=8),
+            rollin=config.Rollin(alignments=str(store), block_size=8, noise="none"),
             training=replace(
-                expert.training, objective="dynamic_programming", start_from=str(ctc), learning_rate=2e-3
+                expert.training, objective="dynamic_programming", start_from=str(ctc), learning_rate=4e-3
             ),
         ),
         folder / "imputer",

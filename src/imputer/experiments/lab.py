@@ -25,8 +25,7 @@ from imputer.vocabulary import Vocabulary
 
 # Settings that say where something is; the content takes their place in the name of a run.
 PLACES = ("data.train", "data.valid", "vocabulary.tokenizer", "rollin.alignments", "training.start_from")
-# Of the learning rate, from the expert's weights; too fast, and it forgets what the expert knew.
-CONTINUED_RATE = 0.5
+CONTINUED_RATE = 0.67  # of the learning rate, when training goes on from the expert's weights
 
 
 @dataclass(frozen=True)
