@@ -142,3 +142,15 @@ def test_words_stand_under_words():
     assert _side_by_side(rows, 80) == [("the CAT  ** MATS", "the CART ON ****")]
     assert _side_by_side(rows, 10) == [("the CAT", "the CART"), ("** MATS", "ON ****")]
     assert _side_by_side([], 10) == []
+
+
+def test_others_stand_beside_a_model(run, place):
+    code, out, _ = run(
+        place / "test.jsonl", "--model", place / "good", "--limit", 3, "--threads", 1,
+        "--beside", place / "bad", "pocketsphinx",
+    )  # fmt: skip
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if "beam search" in line or " block " in line]
+    assert [row[0] for row in rows] == ["good", "bad", "pocketsphinx"]
+    code, _, err = run(place / "test.jsonl", "--model", place / "good", "--beside", "nobody")
+    assert code == 2 and "moonshine, pocketsphinx" in err

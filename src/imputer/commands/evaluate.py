@@ -22,9 +22,7 @@ def evaluate(
     *,
     model: str = "english",
     compare: str = "",
-    beside: Annotated[
-        list[Literal["moonshine", "pocketsphinx"]] | None, Parameter(consume_multiple=True)
-    ] = None,
+    beside: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     strategy: Annotated[list[Strategy] | None, Parameter(consume_multiple=True)] = None,
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
@@ -48,7 +46,8 @@ def evaluate(
     compare
         A second model to compare with, utterance by utterance.
     beside
-        Other recognisers to score on the same files, on one thread: moonshine (its own decoder), pocketsphinx.
+        Others to score on the same files: moonshine (with its own decoder), pocketsphinx, both on one thread; or the
+        folder of a CTC model, decoded greedily.
     block_size
         Passes of the network, one or more: --block-size 1 4 8. The model's own if not given.
     strategy
@@ -90,17 +89,17 @@ def evaluate(
     utterances = [u for u in evaluation.spread(corpus, limit) if u.text.split()]
     if not utterances:
         raise UsageError(f"{manifest} has no texts to score against")
+    clock = time.process_time if threads == 1 else time.perf_counter
     results: list[list[Evaluation]] = []
     for name in [model, compare] if compare else [model]:
         recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
         _warn_of_strange_letters(recognizer, utterances)
-        clock = time.process_time if threads == 1 else time.perf_counter
         results.append([_measured(recognizer, utterances, manner, name, clock) for manner in manners])
-    peers = [_peer_measured(name, utterances) for name in beside or ()]
+    others = [_beside(name, utterances, runtime, device, clock) for name in beside or ()]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
     worst_of = results[0][-1]
-    results += [[peer] for peer in peers]
+    results += [[other] for other in others]
     console.print(_table(results, str(manifest)))
     for first, second, difference in comparisons:
         console.print(_verdict(first, second, difference), highlight=False, markup=False, soft_wrap=True)
@@ -129,10 +128,18 @@ def _measured(
         return evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance, clock=clock)
 
 
-def _peer_measured(name: str, utterances: list["Utterance"]) -> "Evaluation":
+def _beside(
+    name: str, utterances: list["Utterance"], runtime: Any, device: str, clock: Callable[[], float]
+) -> "Evaluation":
     from imputer import evaluation, progress
     from imputer.peers import PEERS
+    from imputer.recognizer import Manner, Recognizer
 
+    if name not in PEERS:
+        if not Path(name).is_dir():
+            raise UsageError(f"--beside {name}: neither {', '.join(PEERS)} nor a model folder")
+        recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
+        return _measured(recognizer, utterances, Manner(1), name, clock)
     peer = PEERS[name]()
     total = round(sum(utterance.duration for utterance in utterances))
     with progress.bar(name, total, unit="s") as advance:
