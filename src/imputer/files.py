@@ -7,6 +7,9 @@ from pathlib import Path
 
 from imputer.errors import ImputerError
 
+UMASK = os.umask(0o077)  # it can only be read by setting it
+os.umask(UMASK)
+
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
@@ -17,6 +20,9 @@ def replacing(path: Path | str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb+") as file:
+            os.fchmod(
+                file.fileno(), 0o666 & ~UMASK
+            )  # some libraries make files that only their owner can read
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:

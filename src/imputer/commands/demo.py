@@ -48,7 +48,7 @@ def show_models(console: "Console", samples: list[Path]) -> None:
         try:
             recognizer = Recognizer.from_pretrained(name)
         except UsageError as missing:  # an extra that is not installed, and how to get it
-            console.print(f"not shown: {missing}\n", highlight=False, markup=False)
+            console.print(f"not shown: {missing}\n", highlight=False, markup=False, soft_wrap=True)
             continue
         transcript = recognizer.transcribe(str(sample), trace=True)
         animation.show(

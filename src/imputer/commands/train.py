@@ -1,5 +1,6 @@
 """`imputer train`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,8 @@ def train(
 
     folder = output or Path("runs") / config.stem
     finished = training.train(settings, folder)
+    if os.environ.get("RANK", "0") != "0":
+        return  # one of many processes says it
     print(f"model written to {finished}")
     print(f"try it:      imputer transcribe --model {finished} your.wav")
     if settings.training.objective == "ctc":

@@ -1,0 +1,62 @@
+"""The models that come with the package: small, heard rightly on their samples, and shown by the demo."""
+
+import importlib.util
+
+import pytest
+
+from imputer.recognizer import MODELS, Recognizer
+from trainings import imputer
+
+SAMPLES = {
+    "digits": "four two zero nine seven",
+    "english": "she opened the window and looked out at the rain for a long time before she answered",
+}
+LARGEST = {"digits": 4e6, "english": 20e6}  # bytes
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_a_shipped_model_hears_its_sample(name):
+    folder = MODELS / name
+    assert sum(path.stat().st_size for path in folder.iterdir()) < LARGEST[name]
+    transcript = Recognizer.from_pretrained(name).transcribe(str(folder / "sample.wav"))
+    assert transcript.text == SAMPLES[name]
+    assert transcript.passes == 8
+    times = [time for word in transcript.words for time in (word.start, word.end)]
+    assert times == sorted(times) and times[-1] <= transcript.seconds
+
+
+@pytest.mark.parametrize("name", list(SAMPLES))
+def test_its_card_says_where_it_comes_from(name):
+    card = (MODELS / name / "README.md").read_text()
+    for said in (
+        "licence",
+        "95 %",
+        "imputer train",
+        "limits",
+        "Not comparable" if name == "english" else "not comparable",
+    ):
+        assert said in card
+    assert "@" not in card
+
+
+def test_the_demo_shows_every_model_and_what_to_try():
+    shown = imputer("demo").stdout
+    for name, text in SAMPLES.items():
+        assert f"model {name}" in shown
+        assert all(word in shown for word in text.split())
+    assert "pass 8" in shown and "imputer transcribe your.wav" in shown
+
+
+def test_english_is_the_default_and_its_extra_is_named_when_missing(monkeypatch):
+    sample = str(MODELS / "english" / "sample.wav")
+    assert imputer("transcribe", sample).stdout.strip() == SAMPLES["english"]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "moonshine_voice" else find(name, *rest),
+    )
+    refused = imputer("transcribe", sample, check=False)
+    assert refused.returncode == 2 and "pip install 'imputer-asr[english]'" in refused.stderr
+    shown = imputer("demo").stdout
+    assert "model digits" in shown and "pip install 'imputer-asr[english]'" in shown
