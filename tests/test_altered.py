@@ -50,3 +50,9 @@ def test_a_file_that_cannot_be_read_is_dropped_and_the_rest_made(tmp_path, manif
     found = copies(manifest, tmp_path / "copies-audio")
     assert [type(item) for item in found] == [Found, Found, Dropped, Found]
     assert "2.wav" in found[2].item
+
+
+def test_a_folder_used_again_for_something_else_is_not_mixed_up(tmp_path, manifest):
+    first, other = (copies(manifest, tmp_path / "copies-audio", seed) for seed in (1, 2))
+    files = [{found.utterance.audio_filepath for found in some} for some in (first, other)]
+    assert len(files[0]) == 4 and not files[0] & files[1]

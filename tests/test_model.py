@@ -216,3 +216,13 @@ def test_turning_makes_attention_relative() -> None:
         along = torch.diagonal(scores, distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(turned[:, 16:], linear(constant)[0, :, 16:])
+
+
+def test_training_in_bfloat16_takes_the_plain_forms() -> None:
+    network = Imputer(
+        config.Model(width=16, layers=1, heads=2, filter_size=32), config.FrontEnd(channels=2), 5
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs, _ = network(torch.randn(2, 40, 240), torch.tensor([40, 30]))
+    log_probs.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())

@@ -38,9 +38,7 @@ class Evaluation:
     block_size: int
     strategy: str
     utterances: list[Scored]
-    decoding_seconds: (
-        float  # by the clock, or of the processor if there was one thread; reading audio included
-    )
+    decoding_seconds: float  # by the clock, or the processor's if there is one thread; with reading
     failed: dict[str, ImputerError] = field(default_factory=dict)  # by id
 
     @property

@@ -20,9 +20,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb+") as file:
-            os.fchmod(
-                file.fileno(), 0o666 & ~UMASK
-            )  # some libraries make files that only their owner can read
+            # Some libraries make files that only their owner can read.
+            os.fchmod(file.fileno(), 0o666 & ~UMASK)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:

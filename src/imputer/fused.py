@@ -72,6 +72,7 @@ def _on_cpu(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled("cpu")  # products would come out in bfloat16
         and not torch.compiler.is_compiling()
     )
 

@@ -71,6 +71,7 @@ def evaluate(
 
     from imputer import evaluation
     from imputer.manifest import Manifest
+    from imputer.peers import PEERS
     from imputer.recognizer import Manner, Recognizer
 
     if limit is not None and limit < 1:
@@ -83,6 +84,9 @@ def evaluate(
         torch.set_num_threads(threads)
     sizes: list[int | None] = [*block_size] if block_size else [None]
     manners = [Manner(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
+    for other in beside or ():  # said before the work, not after it
+        if other not in PEERS and not Path(other).is_dir():
+            raise UsageError(f"--beside {other}: neither {', '.join(PEERS)} nor a model folder")
     corpus = Manifest(manifest)
     for problem in corpus.problems:
         print(f"imputer: {problem}", file=sys.stderr)
@@ -136,8 +140,6 @@ def _beside(
     from imputer.recognizer import Manner, Recognizer
 
     if name not in PEERS:
-        if not Path(name).is_dir():
-            raise UsageError(f"--beside {name}: neither {', '.join(PEERS)} nor a model folder")
         recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
         return _measured(recognizer, utterances, Manner(1), name, clock)
     peer = PEERS[name]()

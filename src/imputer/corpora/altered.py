@@ -5,6 +5,7 @@ Every copy is drawn from (seed, number of the utterance): the same command makes
 stopped goes on where it stopped.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,12 @@ def altered(source: Path, options: Options) -> Iterator[Found | Dropped]:
     for number, utterance in enumerate(Manifest(source)):
         generator = np.random.default_rng([options.seed, number, 2])
         name = f"{utterance.id}-altered-{options.seed}"
-        path = options.audio_folder / f"{number // 1000:03d}" / f"{number:06d}.ogg"
+        # Named after what it is made from: a copy that another seed or manifest left there is not taken for it.
+        made_from = (
+            f"{utterance.audio_filepath} {utterance.offset} {utterance.duration} {options.seed} {number}"
+        )
+        digest = hashlib.blake2b(made_from.encode(), digest_size=8).hexdigest()
+        path = options.audio_folder / f"{number // 1000:03d}" / f"{digest}.ogg"
         if not path.exists():
             try:
                 samples = read_utterance(utterance)
