@@ -46,7 +46,7 @@ def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -
     lines = _lines(widths, block_size)
     longest = max(sum(widths[start:end]) for start, end in lines)
     height = len(lines) * (len(rows) + 1.6)
-    figure = _figure(0.11 * (longest + 4) + 0.3, 0.19 * height + (0.4 if title else 0.1))
+    figure = sheet(0.11 * (longest + 4) + 0.3, 0.19 * height + (0.4 if title else 0.1))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     for number, span in enumerate(lines):
@@ -74,7 +74,7 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
         )
         name = row["strategy"].replace("_", " ") + (f", {row['model']}" if len(models) > 1 else "")
         lines.setdefault(name, []).append((row["block_size"], 100 * value, 100 * low, 100 * high))
-    figure = _figure(5.6, 3.6)
+    figure = sheet(5.6, 3.6)
     axes = figure.add_subplot()
     for number, (name, points) in enumerate(lines.items()):
         sizes, values, lows, highs = zip(*sorted(points), strict=True)
@@ -86,7 +86,7 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     axes.set_xscale("log", base=2)
     axes.set_xticks(every, [str(size) for size in every])
     axes.minorticks_off()
-    _dress(axes, "block size = passes", "word error rate, %", title)
+    dress(axes, "block size = passes", "word error rate, %", title)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -109,7 +109,7 @@ def lattice(
     labels = _state_labels(target, merge_repeats)
     free = _reachable(states, [False] * len(states), len(labels), merge_repeats, target)
     kept = _reachable(states, list(committed), len(labels), merge_repeats, target)
-    figure = _figure(0.55 * len(states) + 1.6, 0.42 * len(labels) + 1.5)
+    figure = sheet(0.55 * len(states) + 1.6, 0.42 * len(labels) + 1.5)
     axes = figure.add_subplot()
     for frame, before, after in free:
         inside = (frame, before, after) in kept
@@ -144,13 +144,13 @@ def lattice(
     axes.set_xticks(range(len(states)), symbols, fontsize=9)
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.set_xlim(-1.4, len(states) - 0.6)
-    _dress(axes, "partial alignment ã, a frame each", "state: tokens emitted", title, grid=False)
+    dress(axes, "partial alignment ã, a frame each", "state: tokens emitted", title, grid=False)
     return figure
 
 
 def training_curves(runs: Mapping[str, Path | str], *, title: str = "") -> "Figure":
     """Loss and validation error rate by step, of one or more runs: name -> metrics.jsonl or the run's folder."""
-    figure = _figure(8.4, 3.4)
+    figure = sheet(8.4, 3.4)
     losses, errors = figure.subplots(1, 2)
     for number, (name, source) in enumerate(runs.items()):
         lines = read_metrics(source)
@@ -161,8 +161,8 @@ def training_curves(runs: Mapping[str, Path | str], *, title: str = "") -> "Figu
             losses.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
             losses.plot(steps, _smooth(values), color=colour, linewidth=1.6, label=name)
         _draw_validation(errors, lines, name if len(runs) > 1 else "", colour, number)
-    _dress(losses, "step", "loss, nats a token", title)
-    _dress(errors, "step", "word error rate on validation, %", "")
+    dress(losses, "step", "loss, nats a token", title)
+    dress(errors, "step", "word error rate on validation, %", "")
     for axes in (losses, errors):
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=8)
@@ -188,7 +188,7 @@ def read_metrics(source: Path | str) -> list[dict[str, Any]]:
     return [line for line in lines if isinstance(line, dict) and "step" in line]
 
 
-def _figure(width: float, height: float) -> "Figure":
+def sheet(width: float, height: float) -> "Figure":
     """A figure of its own, in no window and no global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -202,7 +202,8 @@ def _figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def _dress(axes: "Axes", x: str, y: str, title: str, *, grid: bool = True) -> None:
+def dress(axes: "Axes", x: str, y: str, title: str, *, grid: bool = True) -> None:
+    """Labels, a title, and quiet axes."""
     axes.set_xlabel(x, fontsize=9, color=INK)
     axes.set_ylabel(y, fontsize=9, color=INK)
     axes.tick_params(labelsize=8, colors=INK, length=3)

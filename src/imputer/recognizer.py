@@ -221,7 +221,7 @@ class Recognizer:
         for number, seconds in enumerate(lengths, 1):
             self._check_length(seconds, f"recording {number} of {len(samples)}")
         pieces = self._decode(samples, manner)
-        return [self._transcript(piece, seconds) for piece, seconds in zip(pieces, lengths, strict=True)]
+        return [self.transcript(piece, seconds) for piece, seconds in zip(pieces, lengths, strict=True)]
 
     def symbols(self, partial: Sequence[int]) -> list[str]:
         """One symbol a frame of a partial alignment: a piece, "_" for blank, "∅" for mask."""
@@ -252,7 +252,7 @@ class Recognizer:
             pieces = [piece for piece in job.pieces if piece is not None]
             if not job.broken and len(pieces) == len(job.pieces):
                 whole = windows.join(pieces, hop, self.model.blank)
-                yield job.place, self._transcript(whole, job.recording.seconds)
+                yield job.place, self.transcript(whole, job.recording.seconds)
 
     @torch.inference_mode()
     def _decode(self, samples: Sequence[np.ndarray], manner: Manner) -> list[Piece]:
@@ -272,7 +272,7 @@ class Recognizer:
             on_pass([self.symbols(row[:n]) for row, n in rows], number)  # type: ignore[misc]
 
         result = decoding.impute(
-            _step(model, acoustic, frame_lengths),
+            step_over(model, acoustic, frame_lengths),
             frame_lengths,
             block_size=manner.block_size or model.settings.block_size,
             strategy=manner.strategy,
@@ -283,7 +283,8 @@ class Recognizer:
         )
         return _pieces(result, counts)
 
-    def _transcript(self, piece: Piece, seconds: float) -> Transcript:
+    def transcript(self, piece: Piece, seconds: float) -> Transcript:
+        """What an alignment of a recording of so many seconds spells, with the times and confidences of its words."""
         return transcripts.from_alignment(
             piece.alignment,
             piece.confidence,
@@ -316,7 +317,7 @@ def model_folder(path_or_name: str | Path) -> Path:
     raise UsageError(f"no model folder {path_or_name}{known}")
 
 
-def _step(model: Network, acoustic: Tensor, frame_lengths: Tensor) -> decoding.Step:
+def step_over(model: Network, acoustic: Tensor, frame_lengths: Tensor) -> decoding.Step:
     """A pass of the network over the items that are not done yet; the others are given no thought."""
 
     def step(partial: Tensor) -> Tensor:

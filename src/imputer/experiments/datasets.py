@@ -47,7 +47,7 @@ def libri(data: Path) -> DataSet:
         *("libri", train, valid, test, settings),
         expert_steps=2000,
         imputer_steps=2000,
-        analysis_steps=1200,
+        analysis_steps=1000,
         unconverged_steps=300,
         scratch=True,
         many_passes=400,

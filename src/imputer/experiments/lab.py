@@ -21,6 +21,7 @@ from imputer import model as models
 from imputer.commands.align import align_manifests
 from imputer.experiments.datasets import DataSet
 from imputer.manifest import Manifest, Utterance
+from imputer.recognizer import step_over
 from imputer.vocabulary import Vocabulary
 
 # Settings that say where something is; the content takes their place in the name of a run.
@@ -343,7 +344,7 @@ def heard(
 ) -> list[Heard]:
     """Impute a batch and collapse it to texts."""
     found = decoding.impute(
-        lambda partial: network.impute(acoustic, frame_lengths, partial),
+        step_over(network, acoustic, frame_lengths),
         frame_lengths,
         block_size=how.block_size,
         strategy=how.chosen,

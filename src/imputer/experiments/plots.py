@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imputer import figures
-from imputer.figures import COLOURS, MARKERS, _dress, _figure
+from imputer.figures import COLOURS, MARKERS, dress, sheet
 
 COLUMNS = 3  # of the legend
 
@@ -23,7 +23,7 @@ class Panel:
 
 def save(path: Path, panels: Sequence[Panel]) -> None:
     """Draw panels side by side, all with the same lines, explained once below them."""
-    figure = _figure(0.4 + 4.8 * len(panels), 3.8)
+    figure = sheet(0.4 + 4.8 * len(panels), 3.8)
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)
         for number, (name, points) in enumerate(panel.lines.items()):
@@ -35,7 +35,7 @@ def save(path: Path, panels: Sequence[Panel]) -> None:
             axes.set_xscale("log", base=2)
             axes.set_xticks(every, [f"{x:g}" for x in every])
             axes.minorticks_off()
-        _dress(axes, panel.x, panel.y, panel.title)
+        dress(axes, panel.x, panel.y, panel.title)
     handles, names = figure.axes[0].get_legend_handles_labels()  # the panels show the same lines
     rows = -(-len(names) // COLUMNS)
     figure.tight_layout(rect=(0, 0.06 * rows, 1, 1))

@@ -57,7 +57,9 @@ class Frames(nn.Module):
         self.stack = settings.stack
         self.sample_rate = self.encoder.sample_rate
         self.feature_size = self.encoder.feature_size
-        self.frame_seconds = self.encoder.frame_seconds * self.stack
+        self.frame_seconds = round(
+            self.encoder.frame_seconds * self.stack, 9
+        )  # 0.072, not 0.07200000000000001
         self.normalisation = Normalisation(self.feature_size)
         self.project = nn.Linear(self.feature_size * self.stack, width)
 

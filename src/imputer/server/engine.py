@@ -6,13 +6,13 @@ greedy CTC would have said.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import decoding, transcripts, windows
+from imputer import decoding, windows
 from imputer.recognizer import OVERLAP_SECONDS, Recognizer
 from imputer.transcripts import Transcript
 from imputer.windows import Piece
@@ -224,13 +224,4 @@ def _joined(heard: Sequence[Heard], rows: Sequence[list[list[int]]], hop: int, b
 
 def transcript(recognizer: Recognizer, piece: Piece, seconds: float) -> Transcript:
     """What an alignment spells; its trace is left behind."""
-    return transcripts.from_alignment(
-        piece.alignment,
-        piece.confidence,
-        recognizer.vocabulary,
-        frame_seconds=recognizer.frame_seconds,
-        seconds=seconds,
-        passes=piece.passes,
-        blank=recognizer.model.blank,
-        merge_repeats=recognizer.model.merge_repeats,
-    )
+    return recognizer.transcript(replace(piece, trace=None), seconds)
