@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import torch
 
-from imputer import config, experiments, masking, rollin, scoring, training
+from imputer import config, experiments, manifest, masking, rollin, scoring, training
 from imputer.corpora import tones
 from imputer.errors import UsageError
 from imputer.experiments import bound, datasets, results
@@ -276,6 +276,14 @@ def test_libri_is_made_from_archives_with_speakers_held_out(tmp_path: Path) -> N
     assert dataset.settings.front_end.name == "moonshine" and "frozen encoder" in dataset.not_comparable
     again = datasets.libri_convolution(tmp_path)
     assert again.train == dataset.train and again.settings.front_end.name == "filterbank_convolution"
+    with pytest.raises(UsageError, match="no manifests of altered and synthetic speech"):
+        datasets.libri_synthetic(tmp_path)
+    tones.make(str(tmp_path / "made-tones"), 3)
+    (tmp_path / "syn").mkdir()
+    manifest.write(tmp_path / "syn" / "made.jsonl", Manifest(tmp_path / "made-tones" / "manifest.jsonl"))
+    more = list(Manifest(datasets.libri_synthetic(tmp_path).train))
+    assert [u.id for u in more[:4]] == [u.id for u in train] and len(more) == 7
+    assert all(Path(u.audio_filepath).is_file() for u in more)
 
 
 def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
