@@ -239,6 +239,8 @@ def test_the_site_has_the_docstrings_and_loads_nothing_from_elsewhere(site: Path
     for page in site.glob("*.html"):
         loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", page.read_text())
         assert not loaded, (page.name, loaded)
+        pictures = re.findall(r"<img[^>]+src=\"?([^\" >]+)", page.read_text())
+        assert all((site / picture).is_file() for picture in pictures), (page.name, pictures)
 
 
 @pytest.mark.browser
