@@ -86,6 +86,16 @@ def test_a_draw_depends_on_seed_step_and_utterance_only() -> None:
     assert not torch.equal(draw(["a"], [40])[0], draw(["a"], [40], seed=2)[0])
 
 
+def test_a_share_of_utterances_is_shown_all_masked() -> None:
+    names, lengths = [f"u{number}" for number in range(400)], [12] * 400
+    plain, some, everything = (draw(names, lengths, all_masked=share) for share in (0.0, 0.5, 1.0))
+    assert torch.equal(plain[0], some[0]) and torch.equal(plain[0], everything[0])
+    assert not everything[1].any()
+    taken = (some[1] != plain[1]).any(1)  # where the policy had committed something, and it was masked out
+    assert not some[1][taken].any() and torch.equal(some[1][~taken], plain[1][~taken])
+    assert abs(float(taken.sum() / plain[1].any(1).sum()) - 0.5) < 0.1
+
+
 def test_what_cannot_fit_is_marked() -> None:
     expert = {"short": [1, 2, 3, 4], "long": [1, 0, 0, 0]}
     alignments, committed, usable = rollin.draw(

@@ -72,6 +72,7 @@ class Rollin:
     alignments: str = ""  # file written by `imputer align --store`
     masking: str = "block"
     block_size: int = 8
+    all_masked: float = 0.0  # share of utterances shown all masked, on top of what the policy draws
     noise: Literal["none", "utterance", "token"] = "utterance"  # shift by up to one frame
     refresh_every: int = 0  # steps between refreshes from a stale copy of the model; 0 = never
 

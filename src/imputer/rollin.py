@@ -149,12 +149,13 @@ def draw(
     block_size: int,
     seed: int,
     step: int,
+    all_masked: float = 0.0,
     merge_repeats: bool = False,
 ) -> tuple[Tensor, Tensor, list[bool]]:
     """Sample a ~ q_phi' and a~ ~ r(a): alignments (batch, frame), committed (batch, frame), and which are usable.
 
     ``expert`` gives the stored alignment of an utterance. One that cannot be stretched over the frames at hand
-    is all blank and marked unusable.
+    is all blank and marked unusable. The share ``all_masked`` of utterances commits nothing, as decoding begins.
     """
     width = max(frame_lengths)
     alignments = torch.zeros(len(ids), width, dtype=torch.long)
@@ -171,7 +172,8 @@ def draw(
         drawn = masking.POLICIES[masking_policy](
             torch.tensor([frames]), block_size=block_size, generator=generator
         )
-        committed[item, :frames] = drawn[0, :frames]
+        if not all_masked or float(torch.rand((), generator=generator)) >= all_masked:
+            committed[item, :frames] = drawn[0, :frames]
     return alignments, committed, usable
 
 

@@ -263,6 +263,7 @@ class Objective(nn.Module):
             block_size=policy.block_size,
             seed=self.settings.training.seed,
             step=step,
+            all_masked=policy.all_masked,
             merge_repeats=self.model.merge_repeats,
         )
         device = frame_lengths.device
@@ -444,6 +445,8 @@ def check(settings: config.Config, here: Ranks) -> None:
             raise UsageError(f"training.{name} = {value}, but it takes 1 or more")
     if settings.rollin.block_size < 1:
         raise UsageError(f"rollin.block_size = {settings.rollin.block_size}, but it takes 1 or more")
+    if not 0 <= settings.rollin.all_masked <= 1:
+        raise UsageError(f"rollin.all_masked = {settings.rollin.all_masked}, but it is a share, 0 to 1")
 
 
 def refuse_changes(folder: Path, settings: config.Config) -> None:
