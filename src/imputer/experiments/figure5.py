@@ -52,7 +52,7 @@ def by_size(result: Mapping[str, Any], paper: Mapping[str, Mapping[int, float]])
     for size in sizes:
         row = [str(size)]
         for strategy in strategies:
-            row.append(rate(cells[strategy, size]))
+            row.append(rate(cells[strategy, size]) if (strategy, size) in cells else "")
             if strategy in paper:
                 row.append(str(paper[strategy].get(size, "")))
         rows.append(row)
