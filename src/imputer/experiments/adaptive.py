@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from imputer.experiments import plots
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, Trainings, compared
 from imputer.experiments.results import Claim, difference, score_rows, table
 
 TITLE = "Adaptive decoding"
@@ -19,7 +19,7 @@ def run(lab: Lab) -> dict[str, Any]:
     """The main table's DP model: block decoding at several sizes, adaptive at 8 with several thresholds."""
     fixed = [How(size) for size in SIZES]
     free = [How(8, "adaptive", (("threshold", threshold),)) for threshold in THRESHOLDS]
-    scores = lab.scores(dp(lab.dataset.imputer_steps), [*fixed, *free])
+    scores = lab.scores(Trainings.main, [*fixed, *free])
     names = {how: f"block, {how.block_size}" for how in fixed}
     names |= {how: f"adaptive, {dict(how.options)['threshold']:g}" for how in free}
     by_name = {names[score.how]: score for score in scores}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, Maker, Trainings, compared, dp
 from imputer.experiments.results import Claim, difference, expects, no_better, score_rows, table
 
 TITLE = "Simulated annealing decoding"
@@ -14,9 +14,9 @@ WAYS = {"block": How(8), "by likelihood": How(8, "annealing"), "at random": How(
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP after few steps from scratch, and the main table's; block decoding and both ways of annealing."""
-    models = {
-        "unconverged": dp(lab.dataset.unconverged_steps, from_expert=False),
-        "converged": dp(lab.dataset.imputer_steps),
+    models: dict[str, Maker] = {
+        "unconverged": dp(lab.dataset.unconverged_steps),
+        "converged": Trainings.main,
     }
     rows, comparisons = [], []
     for name, make in models.items():

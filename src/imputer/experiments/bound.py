@@ -51,11 +51,11 @@ class Example:
 
 def run(lab: Lab) -> dict[str, Any]:
     """Bounds of three models on the same roll-ins; gradients at the start and at the end of training."""
-    t, steps = lab.first, lab.dataset.imputer_steps
+    t = lab.first
     trained = {
         "CTC expert": t.expert(),
-        "Imputer (IM)": t.imputer("imitation", steps),
-        "Imputer (DP)": t.imputer("dynamic_programming", steps),
+        "Imputer (IM)": t.main("imitation"),
+        "Imputer (DP)": t.main(),
     }
     examples = aligned_examples(lab, trained["CTC expert"])
     networks = {name: models.load(one.model)[0] for name, one in trained.items()}

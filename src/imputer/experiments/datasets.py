@@ -29,10 +29,10 @@ class DataSet:
     test: Path  # for the figures, and nothing else
     settings: config.Config
     expert_steps: int  # N
-    imputer_steps: int  # M, after the expert's, in the main tables
-    analysis_steps: int  # after the expert's, where trainings are compared with each other only
+    imputer_steps: int  # M, in the main tables: after the expert's, or N + M from scratch
+    analysis_steps: int  # from scratch, where trainings are compared with each other only
     unconverged_steps: int
-    scratch: bool  # whether Imputers are also trained without the expert's weights
+    scratch: bool  # whether the Imputers of the main tables are also trained without the expert's weights
     many_passes: int | None  # utterances of the test set for decoding in hundreds of passes; None is all
     about: str
     not_comparable: str  # why its figures cannot stand beside the paper's
@@ -47,7 +47,7 @@ def libri(data: Path) -> DataSet:
         *("libri", train, valid, test, settings),
         expert_steps=2000,
         imputer_steps=2000,
-        analysis_steps=1000,
+        analysis_steps=1500,
         unconverged_steps=300,
         scratch=True,
         many_passes=400,

@@ -20,7 +20,7 @@ SECONDS = 2.5  # the utterance nearest to this length is shown, whatever comes o
 
 def run(lab: Lab) -> dict[str, Any]:
     """Decode one utterance of the test set with a trace; it is chosen by its length, not by how well it goes."""
-    trained = lab.first.imputer("dynamic_programming", lab.dataset.imputer_steps)
+    trained = lab.first.main()
     utterance = min(Manifest(lab.dataset.test), key=lambda u: abs(u.duration - SECONDS))
     said = Recognizer.from_pretrained(trained.model).transcribe(utterance, block_size=8, trace=True)
     return {

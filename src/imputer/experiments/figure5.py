@@ -20,7 +20,7 @@ PAPER = {
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """DP from the expert at every block size, decoded at the same one by every strategy."""
+    """DP at every block size, decoded at the same one by every strategy."""
     scores: dict[tuple[str, int], Score] = {}
     for size in SIZES:
         found = lab.scores(

@@ -7,7 +7,7 @@ from typing import Any
 
 from imputer import figures
 from imputer.experiments.figure5 import by_size, lowest
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, Trainings, compared
 from imputer.experiments.results import FAILS, HOLDS, OPEN, Claim, difference, sign
 
 TITLE = "Figure 6, the block size of decoding"
@@ -25,7 +25,7 @@ def run(lab: Lab) -> dict[str, Any]:
     """Decode the main table's DP model at every block size by every strategy."""
     hows = [How(size) for size in BLOCK_SIZES] + [How(size, strategy) for strategy in PAPER for size in SIZES]
     scores = lab.scores(
-        dp(lab.dataset.imputer_steps),
+        Trainings.main,
         hows,
         at_most=lab.dataset.many_passes,
     )

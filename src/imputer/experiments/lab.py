@@ -115,7 +115,7 @@ def compared(first: tuple[str, Score], second: tuple[str, Score]) -> dict[str, A
 
 
 def dp(steps: int, **options: Any) -> "Maker":
-    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``."""
+    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``: from scratch."""
     return lambda t: t.imputer("dynamic_programming", steps, **options)
 
 
@@ -176,15 +176,22 @@ class Trainings:
         objective: Literal["imitation", "dynamic_programming"],
         steps: int,
         *,
-        from_expert: bool = True,
+        from_expert: bool = False,
         model: dict[str, Any] | None = None,
         **rollin: Any,
     ) -> Trained:
-        """An Imputer on the expert's alignments, from the expert's weights or from scratch."""
+        """An Imputer on the expert's alignments, from scratch or from the expert's weights."""
         expert = self.expert(**(model or {}))
         settings = self._settings(objective, steps, model or {})
         settings = replace(settings, rollin=replace(settings.rollin, **rollin))
         return self._trained(settings, expert if from_expert else None, expert)
+
+    def main(self, objective: Literal["imitation", "dynamic_programming"] = "dynamic_programming") -> Trained:
+        """The Imputer of the main tables: from scratch, or from the expert where the data set has nothing else."""
+        steps = self.dataset.imputer_steps
+        if self.dataset.scratch:
+            return self.imputer(objective, self.dataset.expert_steps + steps)
+        return self.imputer(objective, steps, from_expert=True)
 
     def _settings(self, objective: Any, steps: int, model: dict[str, Any]) -> config.Config:
         base = self.dataset.settings

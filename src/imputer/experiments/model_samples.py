@@ -13,7 +13,7 @@ REFRESHES = 4  # in a training
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """DP from the expert on its alignments, and on those of the model, refreshed in the course of training."""
+    """DP on the expert's alignments, and on those of the model, refreshed in the course of training."""
     steps = lab.dataset.analysis_steps
     every = max(1, steps // REFRESHES)
     expert = lab.score(dp(steps), How(8))

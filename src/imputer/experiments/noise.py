@@ -14,7 +14,7 @@ SMALL = 0.05  # of the WER; the paper's is 0.2 of about 11
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """DP from the expert with each kind of noise."""
+    """DP with each kind of noise."""
     steps = lab.dataset.analysis_steps
     scores = {name: lab.score(dp(steps, noise=noise), How(8)) for name, noise in NOISES.items()}
     none = ("none", scores["none"])

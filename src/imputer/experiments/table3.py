@@ -20,7 +20,7 @@ PAPER = {"Bernoulli": "11.2", "Uniform": "11.4", "Block": "11.4"}  # dev-other
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """DP from the expert with each policy, decoded in 8 passes; and compared with Block."""
+    """DP with each policy, decoded in 8 passes; and compared with Block."""
     steps = lab.dataset.analysis_steps
     scores = {name: lab.score(dp(steps, masking=policy), How(8)) for name, policy in POLICIES.items()}
     block = ("Block", scores["Block"])
