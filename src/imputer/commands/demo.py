@@ -113,9 +113,8 @@ def train_one(console: "Console", folder: Path) -> None:
         replace(
             expert,
             rollin=config.Rollin(alignments=str(store), block_size=8, noise="none"),
-            training=replace(
-                expert.training, objective="dynamic_programming", start_from=str(ctc), learning_rate=4e-3
-            ),
+            vocabulary=replace(expert.vocabulary, tokenizer=str(folder / "expert" / "tokenizer.model")),
+            training=replace(expert.training, objective="dynamic_programming"),
         ),
         folder / "imputer",
     )
