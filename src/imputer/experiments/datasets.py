@@ -32,7 +32,7 @@ class DataSet:
     imputer_steps: int  # M, in the main tables: after the expert's, or N + M from scratch
     analysis_steps: int  # from scratch, where trainings are compared with each other only
     unconverged_steps: int
-    scratch: bool  # whether the Imputers of the main tables are also trained without the expert's weights
+    from_expert: bool  # whether the main tables also have Imputers that start from the expert's weights
     many_passes: int | None  # utterances of the test set for decoding in hundreds of passes; None is all
     about: str
     not_comparable: str  # why its figures cannot stand beside the paper's
@@ -49,7 +49,7 @@ def libri(data: Path) -> DataSet:
         imputer_steps=2000,
         analysis_steps=1500,
         unconverged_steps=300,
-        scratch=True,
+        from_expert=True,
         many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
         "scored on 20 speakers of test-clean",
@@ -65,11 +65,11 @@ def libri_synthetic(data: Path) -> DataSet:
     train = _with_synthetic(data)
     return DataSet(
         *("libri_synthetic", train, valid, test, settings),
-        expert_steps=3000,
-        imputer_steps=4500,
+        expert_steps=2500,
+        imputer_steps=3500,
         analysis_steps=1500,
         unconverged_steps=300,
-        scratch=False,
+        from_expert=False,
         many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, two altered copies of it and synthetic speech, over "
         "frames of the frozen Moonshine encoder; scored on 20 speakers of test-clean",
@@ -82,11 +82,11 @@ def libri_convolution(data: Path) -> DataSet:
     train, valid, test = _libri_manifests(data)
     return DataSet(
         *("libri_convolution", train, valid, test, read_config("libri_convolution")),
-        expert_steps=3000,
-        imputer_steps=3000,
+        expert_steps=1500,
+        imputer_steps=1500,
         analysis_steps=1500,
         unconverged_steps=500,
-        scratch=False,
+        from_expert=False,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
         "scored on 20 speakers of test-clean",
@@ -113,7 +113,7 @@ def digits(data: Path) -> DataSet:
         imputer_steps=800,
         analysis_steps=800,
         unconverged_steps=200,
-        scratch=True,
+        from_expert=True,
         many_passes=400,
         about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
         "augmentation; scored on speakers of their own",
@@ -151,7 +151,7 @@ def made_tones(
         imputer_steps=imputer,
         analysis_steps=analysis,
         unconverged_steps=unconverged,
-        scratch=True,
+        from_expert=True,
         many_passes=max(4, scored // 2),
         about="a made language of tones: shows that the command works, and nothing else",
         not_comparable="made data",

@@ -115,7 +115,7 @@ def compared(first: tuple[str, Score], second: tuple[str, Score]) -> dict[str, A
 
 
 def dp(steps: int, **options: Any) -> "Maker":
-    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``: from scratch."""
+    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``."""
     return lambda t: t.imputer("dynamic_programming", steps, **options)
 
 
@@ -187,11 +187,8 @@ class Trainings:
         return self._trained(settings, expert if from_expert else None, expert)
 
     def main(self, objective: Literal["imitation", "dynamic_programming"] = "dynamic_programming") -> Trained:
-        """The Imputer of the main tables: from scratch, or from the expert where the data set has nothing else."""
-        steps = self.dataset.imputer_steps
-        if self.dataset.scratch:
-            return self.imputer(objective, self.dataset.expert_steps + steps)
-        return self.imputer(objective, steps, from_expert=True)
+        """The Imputer of the main tables, from scratch."""
+        return self.imputer(objective, self.dataset.expert_steps + self.dataset.imputer_steps)
 
     def _settings(self, objective: Any, steps: int, model: dict[str, Any]) -> config.Config:
         base = self.dataset.settings
