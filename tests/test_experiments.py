@@ -78,9 +78,7 @@ def test_error_rates_are_those_of_the_utterances(place: Path) -> None:
 
 def test_every_row_of_the_main_tables_has_the_same_budget(place: Path) -> None:
     found = result(place, "table2")
-    longer = {
-        "CTC, longer": 4 + 2 + 4
-    }  # with the expert's steps on top, that the Imputers from scratch have had
+    longer = {"CTC, longer": 4 + 2 + 4}  # the expert's steps on top, as the Imputers from scratch have them
     assert all(row["steps"] == longer.get(row["model"], 4 + 2) for row in found["rows"])
     assert all(points[-1]["step"] == longer.get(name, 4 + 2) for name, points in found["curves"].items())
     # Expert; CTC, continued and longer; IM and DP from the expert and from scratch: trained once for both tables.

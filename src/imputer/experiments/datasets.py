@@ -41,10 +41,8 @@ class DataSet:
 def libri(data: Path) -> DataSet:
     """LibriSpeech dev-clean for training, half of test-clean for the figures, frozen encoder."""
     train, valid, test = _libri_manifests(data)
-    settings = read_config("libri")
-    settings = replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
     return DataSet(
-        *("libri", train, valid, test, settings),
+        *("libri", train, valid, test, _over_cached_frames("libri", data)),
         expert_steps=2000,
         imputer_steps=2000,
         analysis_steps=1500,
@@ -59,18 +57,15 @@ def libri(data: Path) -> DataSet:
 
 def libri_synthetic(data: Path) -> DataSet:
     """The same with altered copies and synthetic speech added, as the shipped model `english` had them."""
-    _, valid, test = _libri_manifests(data)
-    settings = read_config("english")
-    settings = replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
     train = _with_synthetic(data)
-    return DataSet(
-        *("libri_synthetic", train, valid, test, settings),
+    return replace(
+        libri(data),
+        name="libri_synthetic",
+        train=train,
+        settings=_over_cached_frames("english", data),
         expert_steps=2500,
         imputer_steps=3500,
-        analysis_steps=1500,
-        unconverged_steps=300,
         from_expert=False,
-        many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, two altered copies of it and synthetic speech, over "
         "frames of the frozen Moonshine encoder; scored on 20 speakers of test-clean",
         not_comparable=f"{hours(train):.1f} h, most of it synthetic, frozen encoder",
@@ -79,18 +74,19 @@ def libri_synthetic(data: Path) -> DataSet:
 
 def libri_convolution(data: Path) -> DataSet:
     """The same speech with the paper's convolutions from scratch: an overnight run."""
-    train, valid, test = _libri_manifests(data)
-    return DataSet(
-        *("libri_convolution", train, valid, test, read_config("libri_convolution")),
+    plain = libri(data)
+    return replace(
+        plain,
+        name="libri_convolution",
+        settings=read_config("libri_convolution"),
         expert_steps=1500,
         imputer_steps=1500,
-        analysis_steps=1500,
         unconverged_steps=500,
         from_expert=False,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
         "scored on 20 speakers of test-clean",
-        not_comparable=f"{hours(train):.1f} h",
+        not_comparable=f"{hours(plain.train):.1f} h",
     )
 
 
@@ -178,6 +174,12 @@ def read_config(name: str) -> config.Config:
     if not path.is_file():
         raise UsageError(f"{path} is missing: experiments are run from a clone of the project")
     return config.read(path)
+
+
+def _over_cached_frames(name: str, data: Path) -> config.Config:
+    """A configuration whose frames lie in the data folder."""
+    settings = read_config(name)
+    return replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
 
 
 def _libri_manifests(data: Path) -> tuple[Path, Path, Path]:

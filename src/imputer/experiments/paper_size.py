@@ -101,7 +101,7 @@ def section(result: Mapping[str, Any]) -> list[str]:
         *table(headings, rows),
         "",
         f"Operations and memory are counted in real steps; the hours assume {share} % of the GPU's peak, and have not "
-        "been measured. Each objective takes as long again.",
+        "been measured. The expert and the Imputer take as long each.",
         "",
         "The commands themselves, `train`, `align` and `train`, on made data, batches of "
         f"{result['batch_seconds']} s:",
