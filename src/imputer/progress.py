@@ -12,12 +12,17 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
-def bar(title: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[..., None]]:
-    """Yield ``advance(amount=1, note="")``; the bar shows done, total, note, elapsed and remaining time."""
+def bar(
+    title: str, total: float | None = None, *, unit: str = "", before: float = 0
+) -> Iterator[Callable[..., None]]:
+    """Yield ``advance(amount=1, note="")``; the bar shows done, total, note, elapsed and remaining time.
+
+    before: what was done in an earlier run; it counts as done, but not for the speed.
+    """
     if sys.stderr.isatty():
-        yield from _terminal_bar(title, total, unit)
+        yield from _terminal_bar(title, total, unit, before)
     else:
-        yield from _plain_lines(title, total, unit)
+        yield from _plain_lines(title, total, unit, before)
 
 
 def track(items: Iterable[Item], title: str, total: float | None = None) -> Iterator[Item]:
@@ -30,7 +35,7 @@ def track(items: Iterable[Item], title: str, total: float | None = None) -> Iter
             advance()
 
 
-def _terminal_bar(title: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
+def _terminal_bar(title: str, total: float | None, unit: str, before: float) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -51,7 +56,7 @@ def _terminal_bar(title: str, total: float | None, unit: str) -> Iterator[Callab
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        task = progress.add_task(title, total=total, note="")
+        task = progress.add_task(title, total=total, completed=before, note="")  # type: ignore[arg-type]
 
         def advance(amount: float = 1, note: str | None = None) -> None:
             progress.update(task, advance=amount, **({} if note is None else {"note": note}))  # type: ignore[arg-type]
@@ -59,20 +64,22 @@ def _terminal_bar(title: str, total: float | None, unit: str) -> Iterator[Callab
         yield advance
 
 
-def _plain_lines(title: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
+def _plain_lines(title: str, total: float | None, unit: str, before: float) -> Iterator[Callable[..., None]]:
     started = last = time.monotonic()
-    done = 0.0
+    done, said = before, ""
 
     def advance(amount: float = 1, note: str | None = None) -> None:
-        nonlocal done, last
+        nonlocal done, last, said
         done += amount
+        said = said if note is None else note
         now = time.monotonic()
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
-        left = f", {clock((now - started) * (total - done) / done)} left" if total and done else ""
-        of = f"/{total:g}" if total else ""
-        print(f"{title}: {done:g}{of} {unit} {note or ''}{left}", file=sys.stderr, flush=True)
+        since = done - before
+        count = f"{done:g}/{total:g} {unit}" if total else f"{done:g} {unit}"
+        left = f"{clock((now - started) * (total - done) / since)} left" if total and since else ""
+        print(f"{title}: {', '.join(filter(None, [count.strip(), said, left]))}", file=sys.stderr, flush=True)
 
     yield advance
 

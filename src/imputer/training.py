@@ -521,10 +521,8 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
     stream = run.stream.batches(run.progress.epoch, run.progress.position)
     share = training.batches_per_step // here.count
     started, audio_before = time.monotonic(), run.progress.seconds_of_audio
-    with (
-        progress.bar("training", training.steps) if here.first else contextlib.nullcontext(_quiet) as advance
-    ):
-        advance(run.progress.step)
+    bar = progress.bar("training", training.steps, before=run.progress.step)
+    with bar if here.first else contextlib.nullcontext(_quiet) as advance:
         while run.progress.step < training.steps:
             refresh = run.settings.rollin.refresh_every
             if refresh and run.progress.step and run.progress.step % refresh == 0:

@@ -80,10 +80,11 @@ def _continue(address: str, part: Path) -> None:
         total = have + int(length) if length else None
         with (
             open(part, "r+b" if have else "wb") as file,
-            bar(f"Fetching {part.stem}", total and total / MEGABYTE, unit="MB") as advance,
+            bar(
+                f"Fetching {part.stem}", total and total / MEGABYTE, unit="MB", before=have / MEGABYTE
+            ) as advance,
         ):
             file.seek(have)
-            advance(have / MEGABYTE)
             done = have + _copy(response.read, file.write, advance)
     if total is not None and done < total:
         raise http.client.IncompleteRead(b"", total - done)
