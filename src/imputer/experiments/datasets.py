@@ -45,7 +45,7 @@ def libri(data: Path) -> DataSet:
         *("libri", train, valid, test, _over_cached_frames("libri", data)),
         expert_steps=2000,
         imputer_steps=2000,
-        analysis_steps=1500,
+        analysis_steps=1200,
         unconverged_steps=300,
         from_expert=True,
         many_passes=400,
