@@ -25,6 +25,7 @@ DATASET = "libri"
 UTTERANCES, GRADIENT_UTTERANCES, EXCERPTS = 40, 16, 8
 DRAWS = 8  # roll-ins of each utterance
 BLOCK_SIZE = 8
+MUCH = 2  # a variance is much lower from here on
 EXCERPT_FRAMES, EXCERPT_BLOCK = 8, 4  # small enough to enumerate every alignment and every mask
 
 
@@ -380,7 +381,12 @@ def section(result: Mapping[str, Any]) -> list[str]:
         "DP, noise to signal",
         "variance IM / DP (95 %)",
     )
-    return lines + table(heads, gradient_rows)
+    return [
+        *lines,
+        *table(heads, gradient_rows),
+        "",
+        "*Noise to signal* is the variance over the squared norm of the mean gradient.",
+    ]
 
 
 def claims(result: Mapping[str, Any]) -> list[Claim]:
@@ -391,7 +397,7 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
     held = sum(
         max(one["imitation_bound"], one["dynamic_programming_bound"]) <= one["sum"] + 1e-3 for one in exacts
     )
-    ratio = result["gradients"]["CTC expert"]["ratio"]
+    ratios = {name: f["ratio"] for name, f in result["gradients"].items()}
     return [
         Claim(
             "J_IM is a lower bound of J_DP",
@@ -408,7 +414,15 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
         Claim(
             "the gradient of J_DP has a much lower variance than that of J_IM",
             "suspected, not measured",
-            f"variance IM / DP at the start of training {ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})",
-            HOLDS if ratio["low"] > 1 else FAILS if ratio["high"] < 1 else OPEN,
+            "variance IM / DP "
+            + ", ".join(
+                f"{r['value']:.2f} ({r['low']:.2f}–{r['high']:.2f}) at the weights of the {name}"
+                for name, r in ratios.items()
+            ),
+            HOLDS
+            if all(r["low"] > MUCH for r in ratios.values())
+            else FAILS
+            if all(r["high"] < MUCH for r in ratios.values())
+            else OPEN,
         ),
     ]
