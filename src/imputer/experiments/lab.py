@@ -313,15 +313,17 @@ def transcribed(
         network, vocabulary = models.load(trained.model)
         settings = replace(dataset.settings, front_end=network.front_end_settings)
         extract = training.extractor(settings, network.front_end, utterances, augment=False)
-        found: dict[How, dict[int, Heard]] = {how: {} for how in missing}
-        batches = encoded(network, utterances, extract, dataset.settings.data.batch_seconds)
-        for indices, acoustic, lengths in batches:
+        batches = list(encoded(network, utterances, extract, dataset.settings.data.batch_seconds))
+        total = len(batches) * sum(how.block_size for how in missing)
+        with progress.bar("decoding", total, unit="passes") as advance:
             for how in missing:
-                found[how] |= zip(indices, heard(network, vocabulary, acoustic, lengths, how), strict=True)
-        for how, texts in found.items():
-            with files.replacing(paths[how]) as temporary:
-                ordered = [dataclasses.asdict(texts[i]) for i in range(len(utterances))]
-                temporary.write_text(json.dumps(ordered))
+                found: dict[int, Heard] = {}
+                for indices, acoustic, lengths in batches:
+                    found |= zip(indices, heard(network, vocabulary, acoustic, lengths, how), strict=True)
+                    advance(how.block_size, how.name)
+                with files.replacing(paths[how]) as temporary:
+                    ordered = [dataclasses.asdict(found[i]) for i in range(len(utterances))]
+                    temporary.write_text(json.dumps(ordered))
     return {how: [Heard(**one) for one in json.loads(path.read_text())] for how, path in paths.items()}
 
 
@@ -336,7 +338,7 @@ def encoded(
     lengths = [network.front_end.feature_frames(u.duration) for u in utterances]
     budget = network.front_end.feature_frames(batch_seconds)
     plan = batching.plan_epoch(lengths, frame_budget=budget, seed=0, epoch=0)
-    for batch in progress.track(batching.batches(dataset, plan), "decoding", len(plan)):
+    for batch in progress.track(batching.batches(dataset, plan), "listening", len(plan)):
         with torch.inference_mode():
             acoustic, frame_lengths = network.encode(batch.features, batch.feature_lengths)
         yield batch.indices, acoustic[:, : int(frame_lengths.max())], frame_lengths
