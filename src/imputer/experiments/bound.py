@@ -413,7 +413,7 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
         ),
         Claim(
             "the gradient of J_DP has a much lower variance than that of J_IM",
-            "suspected, not measured",
+            "stated, not measured",
             "variance IM / DP "
             + ", ".join(
                 f"{r['value']:.2f} ({r['low']:.2f}–{r['high']:.2f}) at the weights of the {name}"
