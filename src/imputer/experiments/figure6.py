@@ -8,13 +8,14 @@ from typing import Any
 from imputer import figures
 from imputer.experiments.figure5 import by_size, lowest
 from imputer.experiments.lab import How, Lab, Trainings, compared
-from imputer.experiments.results import FAILS, HOLDS, OPEN, Claim, difference, sign
+from imputer.experiments.results import FAILS, HOLDS, OPEN, Claim, alike, difference, sign
 
 TITLE = "Figure 6, the block size of decoding"
 QUESTION = "What do more passes bring to a model that was trained at block size 8?"
 DATASET = "libri"
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 BLOCK_SIZES = SIZES[:5]  # for plain block decoding; beyond, it hardly differs from Right Most Last
+SMALL = 0.05  # of the WER; the paper's Alternate Sub-block gets worse by a third
 PAPER = {
     "alternate_sub_block": dict(zip(SIZES, (13.6, 11.4, 11.3, 11.13, 11.4, 12.0, 13.1, 15.0), strict=True)),
     "right_most_last": dict(zip(SIZES, (13.6, 11.8, 11.4, 11.14, 11.1, 11.05, 11.03, 11.0), strict=True)),
@@ -74,7 +75,7 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
             "Alternate Sub-block gets worse again with large blocks",
             "11.13 at 16, 15.0 at 256",
             f"256 less 8: {difference(alternate)}; lowest at {lowest(result, 'alternate_sub_block')}",
-            HOLDS if sign(alternate) > 0 else FAILS if sign(alternate) < 0 else OPEN,
+            HOLDS if sign(alternate) > 0 else FAILS if alike(alternate, SMALL) == HOLDS else OPEN,
         ),
     ]
 
