@@ -107,6 +107,14 @@ def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
     )
 
 
+def test_a_training_can_stop_before_its_schedule_is_down() -> None:
+    whole = config.Training(learning_rate=1.0, warmup_steps=10, steps=100)
+    early = replace(whole, steps=50, schedule_steps=100)
+    assert [training.learning_rate(early, step) for step in range(50)] == [
+        training.learning_rate(whole, step) for step in range(50)
+    ]
+
+
 def test_averaged_weights_lie_between(corpus: str, tmp_path: Path) -> None:
     trained_on(corpus, tmp_path / "run", steps=30, average=0.9)
     averaged = load_file(tmp_path / "run" / "model" / models.WEIGHTS)

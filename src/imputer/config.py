@@ -87,6 +87,7 @@ class Training:
     learning_rate: float = 1e-3
     warmup_steps: int = 500
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
+    schedule_steps: int = 0  # the cosine's length, to stop before it is down; 0 = as many as steps
     weight_decay: float = 0.01
     clip: float = 1.0  # largest norm of the gradient
     average: float = 0.0  # decay of the exponential average of the weights; 0 = none

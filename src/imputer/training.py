@@ -298,7 +298,8 @@ def learning_rate(settings: config.Training, step: int) -> float:
         return settings.learning_rate
     if settings.schedule == "inverse_sqrt":
         return settings.learning_rate * math.sqrt(max(1, settings.warmup_steps) / (step + 1))
-    done = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    length = settings.schedule_steps or settings.steps
+    done = (step - settings.warmup_steps) / max(1, length - settings.warmup_steps)
     return settings.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done)))))
 
 

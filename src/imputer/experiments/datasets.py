@@ -30,7 +30,7 @@ class DataSet:
     settings: config.Config
     expert_steps: int  # N
     imputer_steps: int  # M, in the main tables: after the expert's, or N + M from scratch
-    analysis_steps: int  # from scratch, where trainings are compared with each other only
+    analysis_steps: int  # the first of N + M, where trainings are compared with each other only
     unconverged_steps: int
     from_expert: bool  # whether the main tables also have Imputers that start from the expert's weights
     many_passes: int | None  # utterances of the test set for decoding in hundreds of passes; None is all
@@ -45,7 +45,7 @@ def libri(data: Path) -> DataSet:
         *("libri", train, valid, test, _over_cached_frames("libri", data)),
         expert_steps=2000,
         imputer_steps=2000,
-        analysis_steps=1200,
+        analysis_steps=2000,
         unconverged_steps=300,
         from_expert=True,
         many_passes=400,

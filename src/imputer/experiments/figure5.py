@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from imputer import figures
-from imputer.experiments.lab import How, Lab, Score, compared, dp
+from imputer.experiments.lab import How, Lab, Score, compared, variant
 from imputer.experiments.results import FAILS, HOLDS, OPEN, Claim, difference, percent, rate, sign, table
 
 TITLE = "Figure 5, the block size of training and decoding"
@@ -24,7 +24,7 @@ def run(lab: Lab) -> dict[str, Any]:
     scores: dict[tuple[str, int], Score] = {}
     for size in SIZES:
         found = lab.scores(
-            dp(lab.dataset.analysis_steps, block_size=size),
+            variant(block_size=size),
             [How(size, strategy) for strategy in STRATEGIES],
             at_most=lab.dataset.many_passes,
         )

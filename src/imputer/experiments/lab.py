@@ -119,6 +119,13 @@ def dp(steps: int, **options: Any) -> "Maker":
     return lambda t: t.imputer("dynamic_programming", steps, **options)
 
 
+def variant(**options: Any) -> "Maker":
+    """The main tables' DP but for these options, stopped early: to be compared with other variants only."""
+    return lambda t: t.imputer(
+        "dynamic_programming", t.dataset.analysis_steps, schedule_steps=t.main_steps, **options
+    )
+
+
 @dataclass
 class Lab:
     """A data set, where its trainings live, and the seeds everything is repeated with."""
@@ -177,18 +184,28 @@ class Trainings:
         steps: int,
         *,
         from_expert: bool = False,
+        schedule_steps: int = 0,
         model: dict[str, Any] | None = None,
         **rollin: Any,
     ) -> Trained:
         """An Imputer on the expert's alignments, from scratch or from the expert's weights."""
         expert = self.expert(**(model or {}))
         settings = self._settings(objective, steps, model or {})
-        settings = replace(settings, rollin=replace(settings.rollin, **rollin))
+        settings = replace(
+            settings,
+            rollin=replace(settings.rollin, **rollin),
+            training=replace(settings.training, schedule_steps=schedule_steps),
+        )
         return self._trained(settings, expert if from_expert else None, expert)
 
     def main(self, objective: Literal["imitation", "dynamic_programming"] = "dynamic_programming") -> Trained:
         """The Imputer of the main tables, from scratch."""
-        return self.imputer(objective, self.dataset.expert_steps + self.dataset.imputer_steps)
+        return self.imputer(objective, self.main_steps)
+
+    @property
+    def main_steps(self) -> int:
+        """Of an Imputer of the main tables, from scratch."""
+        return self.dataset.expert_steps + self.dataset.imputer_steps
 
     def _settings(self, objective: Any, steps: int, model: dict[str, Any]) -> config.Config:
         base = self.dataset.settings

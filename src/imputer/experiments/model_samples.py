@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, compared, variant
 from imputer.experiments.results import Claim, difference, no_better, score_rows, table
 
 TITLE = "Training with model samples"
@@ -14,10 +14,9 @@ REFRESHES = 4  # in a training
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP on the expert's alignments, and on those of the model, refreshed in the course of training."""
-    steps = lab.dataset.analysis_steps
-    every = max(1, steps // REFRESHES)
-    expert = lab.score(dp(steps), How(8))
-    stale = lab.score(dp(steps, refresh_every=every), How(8))
+    every = max(1, lab.dataset.analysis_steps // REFRESHES)
+    expert = lab.score(variant(), How(8))
+    stale = lab.score(variant(refresh_every=every), How(8))
     names = ("the expert's alignments", f"a stale copy's, every {every} steps")
     return {
         "rows": [expert.row(names[0]), stale.row(names[1])],

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, compared, variant
 from imputer.experiments.results import Claim, alike, difference, score_rows, table
 
 TITLE = "Expert noise"
@@ -15,8 +15,7 @@ SMALL = 0.05  # of the WER; the paper's is 0.2 of about 11
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP with each kind of noise."""
-    steps = lab.dataset.analysis_steps
-    scores = {name: lab.score(dp(steps, noise=noise), How(8)) for name, noise in NOISES.items()}
+    scores = {name: lab.score(variant(noise=noise), How(8)) for name, noise in NOISES.items()}
     none = ("none", scores["none"])
     return {
         "rows": [score.row(name) for name, score in scores.items()],

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from imputer.experiments.lab import How, Lab, compared, dp
+from imputer.experiments.lab import How, Lab, compared, variant
 from imputer.experiments.results import Claim, difference, expects, score_rows, table
 
 TITLE = "Top-k decoding"
@@ -19,7 +19,7 @@ def run(lab: Lab) -> dict[str, Any]:
     rows, comparisons = [], {}
     for masking in ("bernoulli", "block"):
         block, top = lab.scores(
-            dp(lab.dataset.analysis_steps, masking=masking),
+            variant(masking=masking),
             [How(8), How(8, "top_k")],
         )
         names = [f"trained with {masking.title()}, {how}" for how in ("block", "top k")]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from imputer.experiments.lab import How, Lab, Maker, compared, dp
+from imputer.experiments.lab import How, Lab, Maker, compared, variant
 from imputer.experiments.results import Claim, difference, score_rows, table
 
 TITLE = "Topology"
@@ -19,11 +19,10 @@ def expert(merge_repeats: bool) -> Maker:
 
 def run(lab: Lab) -> dict[str, Any]:
     """Expert and DP in both topologies."""
-    steps = lab.dataset.analysis_steps
     scores = {
         name: {
             "CTC": lab.score(expert(merge), How(1)),
-            "Imputer (DP)": lab.score(dp(steps, model={"merge_repeats": merge}), How(8)),
+            "Imputer (DP)": lab.score(variant(model={"merge_repeats": merge}), How(8)),
         }
         for name, merge in TOPOLOGIES.items()
     }
