@@ -6,7 +6,18 @@ from typing import Any
 
 from imputer import figures
 from imputer.experiments.lab import How, Lab, Score, compared, variant
-from imputer.experiments.results import FAILS, HOLDS, OPEN, Claim, difference, percent, rate, sign, table
+from imputer.experiments.results import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    Claim,
+    difference,
+    percent,
+    rate,
+    sign,
+    table,
+    variants,
+)
 
 TITLE = "Figure 5, the block size of training and decoding"
 QUESTION = "Which block size is best when training and decoding use the same?"
@@ -65,7 +76,7 @@ def section(result: Mapping[str, Any]) -> list[str]:
         *by_size(result, PAPER),
         "",
         f"WER % on {result['test_utterances_used']} utterances spread over the test set; the paper's is dev-other. "
-        f"Not comparable: {result['data']['not_comparable']}.",
+        + variants(result),
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from imputer.experiments.lab import How, Lab, compared, variant
-from imputer.experiments.results import Claim, difference, no_better, score_rows, table
+from imputer.experiments.results import Claim, difference, no_better, score_rows, table, variants
 
 TITLE = "Training with model samples"
 QUESTION = "Does it help to take roll-in alignments from a stale copy of the model itself?"
@@ -29,8 +29,8 @@ def section(result: Mapping[str, Any]) -> list[str]:
     return [
         *table(*score_rows(result["rows"])),
         "",
-        f"Difference: {difference(result['comparison'])}. Not comparable: {result['data']['not_comparable']}; the "
-        "paper refreshes every 50,000 of a million steps and gives no figures.",
+        f"Difference: {difference(result['comparison'])}. {variants(result)} The paper refreshes every 50,000 of a "
+        "million steps and gives no figures.",
     ]
 
 

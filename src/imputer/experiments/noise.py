@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from imputer.experiments.lab import How, Lab, compared, variant
-from imputer.experiments.results import Claim, alike, difference, score_rows, table
+from imputer.experiments.results import Claim, alike, difference, score_rows, table, variants
 
 TITLE = "Expert noise"
 QUESTION = "What does it bring to shift the expert's alignment by up to one frame?"
@@ -26,7 +26,7 @@ def run(lab: Lab) -> dict[str, Any]:
 def section(result: Mapping[str, Any]) -> list[str]:
     """The kinds of noise."""
     lines = table(*score_rows(result["rows"]))
-    lines += ["", f"Not comparable: {result['data']['not_comparable']}.", ""]
+    lines += ["", variants(result), ""]
     return lines + [
         f"- Shifting {one['second']} less none: {difference(one)}." for one in result["against_none"]
     ]

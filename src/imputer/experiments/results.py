@@ -172,6 +172,15 @@ def score_rows(
     return ("", "passes", "CER %", "WER % (95 %)", *(["paper's WER %"] if paper else [])), cells
 
 
+def variants(result: Mapping[str, Any]) -> str:
+    """How the Imputers of an analysis were trained, and why they cannot stand beside the paper's."""
+    steps = result["steps"]
+    return (
+        f"The Imputers are trained like the main tables' and stopped after {steps['analysis']:,} of "
+        f"{steps['expert'] + steps['imputer']:,} steps. Not comparable: {result['data']['not_comparable']}."
+    )
+
+
 def difference(comparison: Mapping[str, Any]) -> str:
     """A paired difference in words."""
     found = comparison["difference"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from imputer.experiments.lab import How, Lab, Maker, compared, variant
-from imputer.experiments.results import Claim, difference, score_rows, table
+from imputer.experiments.results import Claim, difference, score_rows, table, variants
 
 TITLE = "Topology"
 QUESTION = "Does it matter whether repeated tokens are merged?"
@@ -41,7 +41,7 @@ def run(lab: Lab) -> dict[str, Any]:
 def section(result: Mapping[str, Any]) -> list[str]:
     """Both topologies, both models."""
     lines = table(*score_rows(result["rows"]))
-    lines += ["", f"Not comparable: {result['data']['not_comparable']}.", ""]
+    lines += ["", variants(result), ""]
     return lines + [f"- {one['second']} less no merging: {difference(one)}." for one in result["comparisons"]]
 
 
