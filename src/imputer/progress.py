@@ -65,14 +65,16 @@ def _terminal_bar(title: str, total: float | None, unit: str, before: float) -> 
 
 
 def _plain_lines(title: str, total: float | None, unit: str, before: float) -> Iterator[Callable[..., None]]:
-    started = last = time.monotonic()
-    done, said = before, ""
+    last = time.monotonic()
+    started, done, said = 0.0, before, ""
 
     def advance(amount: float = 1, note: str | None = None) -> None:
-        nonlocal done, last, said
-        done += amount
-        said = said if note is None else note
+        nonlocal started, done, before, last, said
         now = time.monotonic()
+        done += amount
+        if not started and amount:
+            started, before = now, done  # the first also waited for whatever had to be loaded or compiled
+        said = said if note is None else note
         if now - last < SECONDS_BETWEEN_LINES:
             return
         last = now
