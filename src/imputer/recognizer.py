@@ -260,11 +260,9 @@ class Recognizer:
         if not samples:
             return []
         model, on_pass = self.model, manner.on_pass
-        features = [model.front_end.extract(torch.from_numpy(one)) for one in samples]
-        lengths = torch.tensor([len(one) for one in features])
-        padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)  # (batch, frame, feature)
-        acoustic, frame_lengths = model.encode(padded.to(self.device), lengths.to(self.device))
-        acoustic = acoustic[:, : int(frame_lengths.max())]
+        acoustic, frame_lengths = self.encode(
+            [model.front_end.extract(torch.from_numpy(one)) for one in samples]
+        )
         counts: list[int] = frame_lengths.tolist()
 
         def show(partial: Tensor, number: int) -> None:
@@ -281,7 +279,14 @@ class Recognizer:
             trace=manner.trace,
             on_pass=show if on_pass else None,
         )
-        return _pieces(result, counts)
+        return pieces(result, counts)
+
+    def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames."""
+        lengths = torch.tensor([len(one) for one in features])
+        padded = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)  # (batch, frame, feature)
+        acoustic, frame_lengths = self.model.encode(padded.to(self.device), lengths.to(self.device))
+        return acoustic[:, : int(frame_lengths.max())], frame_lengths
 
     def transcript(self, piece: Piece, seconds: float) -> Transcript:
         """What an alignment of a recording of so many seconds spells, with the times and confidences of its words."""
@@ -365,7 +370,7 @@ def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
         yield batch
 
 
-def _pieces(result: decoding.Imputation, counts: Sequence[int]) -> list[Piece]:
+def pieces(result: decoding.Imputation, counts: Sequence[int]) -> list[Piece]:
     """An imputation of a batch as one piece an item, without the padding."""
     alignments, confidences = result.alignment.tolist(), result.confidence.tolist()
     passes = result.passes_per_item.tolist()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from imputer import decoding, windows
-from imputer.recognizer import OVERLAP_SECONDS, Recognizer
+from imputer.recognizer import OVERLAP_SECONDS, Recognizer, pieces, step_over
 from imputer.transcripts import Transcript
 from imputer.windows import Piece
 
@@ -114,17 +114,15 @@ def _decode(
     wanted: Callable[[], bool],
 ) -> list[Heard]:
     model = recognizer.model
-    lengths = torch.tensor([len(one) for one in features])
-    padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)  # (batch, frame, feature)
-    acoustic, frame_lengths = model.encode(padded, lengths)
-    acoustic = acoustic[:, : int(frame_lengths.max())]
+    acoustic, frame_lengths = recognizer.encode(features)
     counts = frame_lengths.tolist()
     recorder = _Recorder(model.mask, counts, watches, keep) if any(keep) or any(watches) else None
+    one_pass = step_over(model, acoustic, frame_lengths)
 
     def step(partial: Tensor) -> Tensor:
         if not wanted():
             raise Abandoned
-        log_probs = model.impute(acoustic, frame_lengths, partial)  # (batch, frame, token)
+        log_probs = one_pass(partial)  # (batch, frame, token)
         if recorder is not None:
             recorder.log_probs = log_probs
         return log_probs
@@ -138,18 +136,10 @@ def _decode(
         blank=model.blank,
         on_pass=recorder.on_pass if recorder else None,
     )
-    alignments, confidences = result.alignment.tolist(), result.confidence.tolist()
-    passes = result.passes_per_item.tolist()
-    heard = []
-    for item, count in enumerate(counts):
-        kept = recorder is not None and keep[item]
-        rows = recorder.rows[item][: passes[item]] if kept and recorder else None
-        piece = Piece(alignments[item][:count], confidences[item][:count], passes[item], rows)
-        if kept and recorder:
-            heard.append(Heard(piece, recorder.sureties[item][: passes[item]], recorder.greedy[item]))
-        else:
-            heard.append(Heard(piece))
-    return heard
+    return [
+        recorder.heard(item, piece) if recorder and keep[item] else Heard(piece)
+        for item, piece in enumerate(pieces(result, counts))
+    ]
 
 
 class _Recorder:
@@ -184,6 +174,11 @@ class _Recorder:
                 watch(number, row, confidence)
                 if self.mask not in row:  # done before the longest of the batch
                     self.watches[item] = None
+
+    def heard(self, item: int, piece: Piece) -> Heard:
+        """The item's result with all that was kept of its passes."""
+        rows, sureties = self.rows[item][: piece.passes], self.sureties[item][: piece.passes]
+        return Heard(replace(piece, trace=rows), sureties, self.greedy[item])
 
     def _greedy(self) -> list[Piece]:
         assert self.log_probs is not None
