@@ -326,7 +326,8 @@ def transcribed(
     paths = {how: trained.folder / "heard" / f"{content}-{how.name}.json" for how in hows}
     missing = [how for how in hows if not paths[how].is_file()]
     if missing:
-        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {len(missing)} ways")
+        ways = ", ".join(how.name for how in missing)
+        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {ways}")
         network, vocabulary = models.load(trained.model)
         settings = replace(dataset.settings, front_end=network.front_end_settings)
         extract = training.extractor(settings, network.front_end, utterances, augment=False)
