@@ -105,9 +105,9 @@ def digits(data: Path) -> DataSet:
     train, valid, test = parts
     return DataSet(
         *("digits", train, valid, test, read_config("digits")),
-        expert_steps=600,
-        imputer_steps=600,
-        analysis_steps=600,
+        expert_steps=500,
+        imputer_steps=500,
+        analysis_steps=500,
         unconverged_steps=200,
         from_expert=True,
         many_passes=400,

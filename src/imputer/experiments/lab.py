@@ -55,12 +55,11 @@ class How:
     block_size: int
     strategy: str = "block"
     options: tuple[tuple[str, float], ...] = ()  # of the strategy
-    merged: bool = False  # merge repeats when reading the alignment, whatever the model's own topology
 
     @property
     def name(self) -> str:
         options = [f"{k}={v:g}" for k, v in self.options]
-        return "-".join([self.strategy, str(self.block_size), *options, *(["merged"] if self.merged else [])])
+        return "-".join([self.strategy, str(self.block_size), *options])
 
     @property
     def chosen(self) -> decoding.Strategy:
@@ -376,10 +375,11 @@ def heard(
         strategy=how.chosen,
         mask=network.mask,
     )
-    merge = how.merged or network.merge_repeats
     rows = zip(found.alignment.tolist(), frame_lengths.tolist(), found.passes_per_item.tolist(), strict=True)
     return [
-        Heard(vocabulary.decode(alignments.collapse(row[:n], merge_repeats=merge)), int(passes))
+        Heard(
+            vocabulary.decode(alignments.collapse(row[:n], merge_repeats=network.merge_repeats)), int(passes)
+        )
         for row, n, passes in rows
     ]
 
