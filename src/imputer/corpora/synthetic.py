@@ -415,8 +415,8 @@ def speech(
     """Utterances of ``hours`` in all and what cannot be said; text that runs out is said again by other voices."""
     if not hours > 0:
         raise UsageError(f"hours must be more than 0, not {hours}")
-    voices = installed_voices()
     sentences, drops = read_sentences(source)
+    voices = installed_voices()
     yield from drops
     if not sentences:
         raise ImputerError(f"{source}: no sentence in it can be said")
