@@ -33,7 +33,8 @@ class DataSet:
     analysis_steps: int  # the first of N + M, where trainings are compared with each other only
     unconverged_steps: int
     from_expert: bool  # whether the main tables also have Imputers that start from the expert's weights
-    many_passes: int | None  # utterances of the test set for decoding in hundreds of passes; None is all
+    scored: int | None  # utterances of the test set, spread over it; None is all
+    many_passes: int | None  # the same for decoding in hundreds of passes
     about: str
     not_comparable: str  # why its figures cannot stand beside the paper's
 
@@ -48,6 +49,7 @@ def libri(data: Path) -> DataSet:
         analysis_steps=2000,
         unconverged_steps=300,
         from_expert=True,
+        scored=None,
         many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
         "scored on 20 speakers of test-clean",
@@ -110,6 +112,7 @@ def digits(data: Path) -> DataSet:
         analysis_steps=500,
         unconverged_steps=200,
         from_expert=True,
+        scored=1200,
         many_passes=400,
         about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
         "augmentation; scored on speakers of their own",
@@ -148,6 +151,7 @@ def made_tones(
         analysis_steps=analysis,
         unconverged_steps=unconverged,
         from_expert=True,
+        scored=None,
         many_passes=max(4, scored // 2),
         about="a made language of tones: shows that the command works, and nothing else",
         not_comparable="made data",

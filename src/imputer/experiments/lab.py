@@ -146,7 +146,7 @@ class Lab:
 
     def scores(self, make: "Maker", hows: Sequence[How], *, at_most: int | None = None) -> list[Score]:
         """Train what ``make`` says with every seed, and decode the test set in every way."""
-        utterances = evaluation.spread(Manifest(self.dataset.test), at_most)
+        utterances = evaluation.spread(Manifest(self.dataset.test), at_most or self.dataset.scored)
         heard = [
             transcribed(make(self.trainings(seed)), self.dataset, utterances, hows) for seed in self.seeds
         ]

@@ -121,7 +121,9 @@ def _provenance(result: Mapping[str, Any]) -> str:
     seeds = ", ".join(map(str, result["seeds"]))
     parts = [f"`{result['command']}`", f"seed{'s' if len(result['seeds']) > 1 else ''} {seeds}"]
     if data:
-        parts.append(f"{data['about']} ({data['train_hours']:.2f} h; {data['test_utterances']} utterances)")
+        whole, used = data["test_utterances"], result.get("test_utterances_used")
+        scored = f"{used:,} of {whole:,}" if used and used < whole else f"{whole:,}"
+        parts.append(f"{data['about']} ({data['train_hours']:.2f} h; {scored} utterances)")
     if result["training_steps"]:
         clock = progress.clock(result["training_seconds"])
         parts.append(
