@@ -60,8 +60,20 @@ def test_stretching_keeps_the_target_or_says_it_does_not_fit(
 
 
 def test_stretching_keeps_proportions() -> None:
-    assert rollin.stretch([0, 1, 0, 2], 8) == [0, 0, 1, 0, 0, 0, 2, 0]
+    assert rollin.stretch([0, 1, 0, 2], 8) == [0, 0, 0, 1, 0, 0, 0, 2]
+    assert rollin.stretch([0, 1, 1, 0, 2], 10, merge_repeats=True) == [0, 0, 1, 1, 1, 1, 0, 0, 2, 2]
     assert rollin.stretch([1, 2, 3], 2) is None
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.9, 1.1, 1.25])
+def test_stretching_is_early_as_often_as_late(ratio: float) -> None:
+    alignment = [0, 0, 1, 0, 0, 0, 2, 0, 0] * 100
+    stretched = rollin.stretch(alignment, round(ratio * len(alignment)))
+    assert stretched
+    before, after = ([i + 0.5 for i, token in enumerate(a) if token] for a in (alignment, stretched))
+    late = [there - ratio * here for here, there in zip(before, after, strict=True)]
+    assert max(map(abs, late)) <= 0.5 + 1e-9
+    assert abs(sum(late)) / len(late) < 0.1
 
 
 def draw(names: list[str], lengths: list[int], step: int = 3, **changed: object) -> tuple:

@@ -101,10 +101,11 @@ def stretch(alignment: list[int], frames: int, *, merge_repeats: bool = False) -
     if frames == len(alignment):
         return alignment
     ratio = frames / max(1, len(alignment))
-    parts = [
-        Segment(part.token, int(part.start * ratio), max(1, int(part.length * ratio)) if merge_repeats else 1)
-        for part in segments(alignment, merge_repeats=merge_repeats)
-    ]
+    parts = []
+    for part in segments(alignment, merge_repeats=merge_repeats):
+        length = max(1, int(part.length * ratio)) if merge_repeats else 1
+        centre = (part.start + part.length / 2) * ratio  # its middle stays where the speech is
+        parts.append(Segment(part.token, int(centre - length / 2 + 0.5), length))
     settled = _settled(parts, [part.start for part in parts], frames, merge_repeats)
     if settled and settled[0].start < 0:
         return None
