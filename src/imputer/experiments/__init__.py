@@ -9,30 +9,30 @@ An experiment is a module with
     claims(result)      what the paper says, what came out, and whether that settles it
     draw(result, path)  its picture, if it has one
 
-and a line here. Modules are imported when they are asked for.
+and its name here. Modules are imported when they are asked for.
 """
 
 from importlib import import_module
 from typing import Any
 
-EXPERIMENTS: dict[str, str] = {
-    "table1": "imputer.experiments.table1",
-    "table2": "imputer.experiments.table2",
-    "table3": "imputer.experiments.table3",
-    "figure4": "imputer.experiments.figure4",
-    "figure5": "imputer.experiments.figure5",
-    "figure6": "imputer.experiments.figure6",
-    "topk": "imputer.experiments.topk",
-    "annealing": "imputer.experiments.annealing",
-    "model_samples": "imputer.experiments.model_samples",
-    "noise": "imputer.experiments.noise",
-    "topology": "imputer.experiments.topology",
-    "bound": "imputer.experiments.bound",
-    "adaptive": "imputer.experiments.adaptive",
-    "paper_size": "imputer.experiments.paper_size",
-}
+EXPERIMENTS = (
+    "table1",
+    "table2",
+    "table3",
+    "figure4",
+    "figure5",
+    "figure6",
+    "topk",
+    "annealing",
+    "model_samples",
+    "noise",
+    "topology",
+    "bound",
+    "adaptive",
+    "paper_size",
+)
 
 
 def load(name: str) -> Any:
     """The module of an experiment."""
-    return import_module(EXPERIMENTS[name])
+    return import_module(f"{__name__}.{name}")

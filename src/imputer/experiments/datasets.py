@@ -81,9 +81,10 @@ def libri_convolution(data: Path) -> DataSet:
         plain,
         name="libri_convolution",
         settings=read_config("libri_convolution"),
-        expert_steps=1500,
-        imputer_steps=1500,
-        unconverged_steps=500,
+        expert_steps=4000,
+        imputer_steps=4000,
+        analysis_steps=4000,
+        unconverged_steps=1000,
         from_expert=False,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
@@ -105,8 +106,10 @@ def digits(data: Path) -> DataSet:
         )
         write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
     train, valid, test = parts
+    settings = read_config("digits")
+    settings = replace(settings, rollin=replace(settings.rollin, noise="none"))  # see the experiment `noise`
     return DataSet(
-        *("digits", train, valid, test, read_config("digits")),
+        *("digits", train, valid, test, settings),
         expert_steps=500,
         imputer_steps=500,
         analysis_steps=500,
