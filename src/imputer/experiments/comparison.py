@@ -18,7 +18,6 @@ from imputer.experiments.results import (
 )
 
 PASSES = (1, 2, 4, 8, 16)
-HEIGHT = 1.6  # of the chart of learning, in lowest WERs: the steep beginning would take all of it
 CTC, CTC_CONTINUED, CTC_LONGER = "CTC", "CTC, from the expert", "CTC, longer"
 IM, DP = "Imputer (IM), from the expert", "Imputer (DP), from the expert"
 IM_SCRATCH, DP_SCRATCH = "Imputer (IM), from scratch", "Imputer (DP), from scratch"
@@ -145,10 +144,6 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     for name, points in result["curves"].items():
         best = "wer_8" if any("wer_8" in point for point in points) else "wer_1"
         learning[name] = [(p["step"], 100 * p.get(best, p["wer_1"])) for p in points]
-    shown = HEIGHT * min(wer for points in learning.values() for _, wer in points)
-    learning = {
-        name: [p for p in points if p[1] <= shown] or points[-1:] for name, points in learning.items()
-    }
     for row in result["rows"]:
         value = 100 * row["wer"]["value"]
         if row["model"].startswith("CTC"):
@@ -161,7 +156,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             "word error rate, %",
             learning,
             "validation set",
+            ratios=True,
         ),
-        plots.Panel("passes", "word error rate, %", decoding, "test set", doubling=True),
+        plots.Panel("passes", "word error rate, %", decoding, "test set", doubling=True, ratios=True),
     ]
     plots.save(path, panels)

@@ -19,10 +19,13 @@ class Panel:
     lines: Mapping[str, Sequence[tuple[float, float]]]
     title: str = ""
     doubling: bool = False  # whether x goes in powers of two
+    ratios: bool = False  # whether equal distances are equal ratios of y
 
 
 def save(path: Path, panels: Sequence[Panel]) -> None:
     """Draw panels side by side, all with the same lines, explained once below them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     figure = sheet(0.4 + 4.8 * len(panels), 3.8)
     for place, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), place + 1)
@@ -34,7 +37,12 @@ def save(path: Path, panels: Sequence[Panel]) -> None:
             every = sorted({x for points in panel.lines.values() for x, _ in points})
             axes.set_xscale("log", base=2)
             axes.set_xticks(every, [f"{x:g}" for x in every])
-            axes.minorticks_off()
+            axes.xaxis.set_minor_locator(NullLocator())
+        if panel.ratios:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(NullLocator())
         dress(axes, panel.x, panel.y, panel.title)
     handles, names = figure.axes[0].get_legend_handles_labels()  # the panels show the same lines
     rows = -(-len(names) // COLUMNS)
