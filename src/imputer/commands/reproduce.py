@@ -39,7 +39,8 @@ def reproduce(
     quick
         On made data and in minutes, to see that everything works.
     on
-        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits or tones.
+        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits, digits_unshifted
+        or tones.
     data
         Where manifests, or the folders and archives to make them from, lie; made files go there too.
     runs
@@ -100,7 +101,7 @@ def _run(name: str, quick: bool, on: str, data: Path, runs: Path, output: Path, 
     result |= {
         "seeds": [*range(seeds)],
         "hardware": results.hardware(),
-        **_provenance(lab, figures),
+        **_provenance(lab, dataset, figures),
         **figures,
     }
     path = results.write(output, stem, result)
@@ -123,8 +124,8 @@ def _command(name: str, quick: bool, on: str, seeds: int) -> str:
     return shlex.join([*words, *(["--seeds", str(seeds)] if seeds > 1 else [])])
 
 
-def _provenance(lab: "Lab | None", figures: dict[str, Any]) -> dict[str, Any]:
-    """The data, and what was spent on the trainings that were used."""
+def _provenance(lab: "Lab | None", name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """The data, by the name they were asked for, and what was spent on the trainings that were used."""
     if lab is None:
         return {"training_steps": 0, "training_seconds": 0.0}
     from imputer.experiments.datasets import hours
@@ -135,7 +136,7 @@ def _provenance(lab: "Lab | None", figures: dict[str, Any]) -> dict[str, Any]:
     spent = [(t.steps - (t.start.steps if t.start else 0), t.seconds) for t in lab.used.values()]
     return {
         "data": {
-            "name": dataset.name,
+            "name": name,
             "about": dataset.about,
             "not_comparable": dataset.not_comparable,
             "train_hours": hours(dataset.train),

@@ -23,7 +23,7 @@ HELD_OUT = 4  # speakers of dev-clean to choose hyperparameters on
 class DataSet:
     """Manifests, a network for them, and how long it is trained."""
 
-    name: str
+    name: str  # of its trainings; the same where only roll-ins differ, so that CTC is trained once
     train: Path
     valid: Path  # for choosing, and for the curves
     test: Path  # for the figures, and nothing else
@@ -106,10 +106,8 @@ def digits(data: Path) -> DataSet:
         )
         write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
     train, valid, test = parts
-    settings = read_config("digits")
-    settings = replace(settings, rollin=replace(settings.rollin, noise="none"))  # see the experiment `noise`
     return DataSet(
-        *("digits", train, valid, test, settings),
+        *("digits", train, valid, test, read_config("digits")),
         expert_steps=500,
         imputer_steps=500,
         analysis_steps=500,
@@ -121,6 +119,13 @@ def digits(data: Path) -> DataSet:
         "augmentation; scored on speakers of their own",
         not_comparable=f"spoken digits, {hours(train):.1f} h",
     )
+
+
+def digits_unshifted(data: Path) -> DataSet:
+    """The same, but roll-ins are the expert's alignments as they are, not shifted by up to a frame."""
+    shifted = digits(data)
+    settings = replace(shifted.settings, rollin=replace(shifted.settings.rollin, noise="none"))
+    return replace(shifted, settings=settings, about=f"{shifted.about}; roll-ins not shifted")
 
 
 def made_tones(
@@ -166,6 +171,7 @@ DATASETS: dict[str, Callable[[Path], DataSet]] = {
     "libri_synthetic": libri_synthetic,
     "libri_convolution": libri_convolution,
     "digits": digits,
+    "digits_unshifted": digits_unshifted,
     "tones": made_tones,
 }
 
