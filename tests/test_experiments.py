@@ -301,6 +301,15 @@ def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.Mo
     dataset = datasets.digits(tmp_path)
     speakers = [{u.speaker for u in Manifest(path)} for path in (dataset.train, dataset.valid, dataset.test)]
     assert list(map(len, speakers)) == [1, 2, 8] and len(set.union(*speakers)) == 11
+    unshifted = datasets.digits_unshifted(tmp_path)
+    names = [
+        [
+            run_name(Lab(one, tmp_path).first._settings(kind, 9, {}), one, None, None)
+            for one in (dataset, unshifted)
+        ]
+        for kind in ("ctc", "imitation")
+    ]
+    assert [len(set(pair)) for pair in names] == [1, 2]  # CTC is trained once for both
 
 
 # --- the bound
