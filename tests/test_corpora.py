@@ -11,17 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import sphere
 from imputer import audio
+from imputer.config import FrontEnd
 from imputer.corpora import CORPORA, Dropped, Found, Options
 from imputer.corpora.checks import checked, write_manifests
+from imputer.corpora.cmudict import PHONEMES
 from imputer.corpora.common import lower, plain
 from imputer.corpora.digits import WORDS, Room, join, split_speakers
 from imputer.corpora.download import fetch, fetch_archive
 from imputer.corpora.librispeech import ARCHIVES
 from imputer.corpora.wsj import normalise_transcript
 from imputer.errors import ImputerError, UsageError
+from imputer.frontends.letters import LETTERS, Letters, read_letters
 from imputer.manifest import Manifest, Utterance
 
 RATE = 16000
@@ -720,6 +724,55 @@ def test_manifests_by_split_and_nothing_left_on_failure(tmp_path: Path) -> None:
 def test_every_corpus_names_a_source_that_is_not_there(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="none"):
         list(CORPORA[name](tmp_path / "none", Options()))
+
+
+# Letters to phonemes
+
+
+DICTIONARY = """;;; of two vintages
+'bout B AW1 T
+axe AE1 K S
+axe(2) AE1 K S IH0
+CATTLE  K AE1 T AH0 L
+aalborg AO1 L B AO0 R G # place, danish
+a.m. EY2 EH1 M
+w D AH1 B AH0 L Y UW0
+ox AA1 K S
+odd AA1 D Q
+"""
+
+
+def test_cmudict_spells_a_phoneme_a_character(tmp_path: Path) -> None:
+    (tmp_path / "cmudict.dict").write_text(DICTIONARY)
+    words, dropped = found("cmudict", tmp_path)
+    assert {w.utterance.id: w.utterance.text for w in words} == {
+        "'bout": "bWt",
+        "axe": "@ks",
+        "cattle": "k@tAl",
+        "aalborg": "clbcrg",
+        "ox": "aks",
+    }
+    assert {d.reason: d.item.split(":")[0] for d in dropped} == {
+        "spelt with other marks than letters": "a.m.",
+        "more phonemes than frames": "w",
+        "not a pronunciation": f"{tmp_path / 'cmudict.dict'}, line 10",
+    }
+    assert len(set(PHONEMES.values())) == len(PHONEMES) == 39
+    report = write_manifests(words, tmp_path / "words.jsonl")  # there is no audio to look for
+    assert sum(s.utterances for s in report.manifests.values()) == 5
+    assert {p.name for p in report.manifests} == {
+        f"words-{part}.jsonl" for part in ("train", "valid", "test")
+    }
+    for word in (w for path in report.manifests for w in Manifest(path, strict=True)):
+        frames = read_letters(word, torch.Generator())
+        assert frames[::2, 0].tolist() == frames[1::2, 0].tolist()  # every letter for two frames
+        assert "".join(LETTERS[int(n) - 1] for n in frames[::2, 0]) == word.id
+        assert Letters(FrontEnd(), 8).feature_frames(word.duration) == len(frames)
+    only, _ = found("cmudict", tmp_path / "cmudict.dict", splits=("test",))
+    assert [w.utterance.id for w in only] == [w.utterance.id for w in words if w.split == "test"]
+    (tmp_path / "none.txt").write_text(";;; nothing\n")
+    with pytest.raises(UsageError, match="holds no pronunciations"):
+        found("cmudict", tmp_path / "none.txt")
 
 
 # Real speech, where it is at hand

@@ -293,6 +293,7 @@ def place(corpus: str, expert: Path, stored: Path, tmp_path_factory: pytest.Temp
     for name in ("speech.wav", "your.wav", "a.wav", "speech.flac", "b.flac", "speech.mp3"):
         soundfile.write(place / name, sound, rate)
     (place / "speech.txt").write_text(utterances[0].text)
+    (place / "cmudict.dict").write_text("ax AE1 K S\nbat B AE1 T\ncat K AE1 T\n")
     shutil.copytree(ROOT / "configs", place / "configs")
     return place
 

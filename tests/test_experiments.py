@@ -312,6 +312,16 @@ def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(set(pair)) for pair in names] == [1, 2]  # CTC is trained once for both
 
 
+def test_words_are_parted_from_a_dictionary(tmp_path: Path) -> None:
+    lines = [f"{letter}o{letter} B D" for letter in "abcdefgh"]
+    (tmp_path / "cmudict.dict").write_text("\n".join(lines) + "\n")
+    dataset = datasets.cmudict(tmp_path)
+    parts = [[u.id for u in Manifest(path)] for path in (dataset.train, dataset.valid, dataset.test)]
+    assert list(map(len, parts)) == [6, 1, 1] and len({word for part in parts for word in part}) == 8
+    assert dataset.amount == "6 words" and dataset.settings.front_end.name == "letters"
+    assert datasets.made_tones(tmp_path, utterances=2, scored=1).amount.endswith(" h")
+
+
 # --- the bound
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from safetensors.torch import load_file
 
@@ -132,6 +133,33 @@ def test_given_vectors_are_a_front_end_of_their_own(tmp_path: Path) -> None:
     )
     training.train(settings, tmp_path / "run")
     assert last_validation(tmp_path / "run")["wer_1"] == 0.0
+
+
+def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
+    """Letters to phonemes: an expert, its alignments, an Imputer over them, both topologies of the text alike."""
+    said = {"axe": "@ks", "cattle": "k@tAl", "shoe": "Su", "ox": "aks", "it's": "Its"}
+    words = [manifest.Utterance(word, "cmudict.dict", 0.08 * len(word), text) for word, text in said.items()]
+    manifest.write(tmp_path / "words.jsonl", words)
+    settings = settings_for(str(tmp_path / "words.jsonl"), steps=120)
+    settings = replace(settings, front_end=config.FrontEnd(name="letters"))
+    expert = training.train(settings, tmp_path / "expert")
+    assert last_validation(tmp_path / "expert")["wer_1"] == 0.0
+    store = tmp_path / "words.alignments"
+    manifest.write(tmp_path / "more.jsonl", [*words, replace(words[0], id="a.m.")])
+    aligning = ("align", "--model", str(expert), "--store", str(store))
+    said_of_it = imputer(*aligning, "--manifest", str(tmp_path / "more.jsonl")).stdout
+    assert "5 of 6 utterances aligned" in said_of_it and "'a.m.' is not spelt" in said_of_it
+    settings = replace(
+        settings,
+        rollin=config.Rollin(alignments=str(store), noise="none"),
+        vocabulary=replace(settings.vocabulary, tokenizer=str(expert / "tokenizer.model")),
+        training=replace(settings.training, objective="dynamic_programming", steps=250),
+    )
+    made = training.train(settings, tmp_path / "imputer")
+    assert last_validation(tmp_path / "imputer")["wer_8"] == 0.0
+    soundfile.write(tmp_path / "some.wav", np.zeros(16_000), 16_000)
+    refused = imputer("transcribe", str(tmp_path / "some.wav"), "--model", str(made), check=False)
+    assert refused.returncode and "takes spelled words, not sound" in refused.stderr
 
 
 def given_vectors(folder: Path, spoilt: int = -1) -> str:

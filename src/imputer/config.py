@@ -20,7 +20,7 @@ Section = TypeVar("Section")
 class FrontEnd:
     """From sound to acoustic frames. Which fields matter depends on ``name``."""
 
-    name: str = "filterbank_convolution"  # or "frames", "moonshine", "huggingface"
+    name: str = "filterbank_convolution"  # or "frames", "letters", "moonshine", "huggingface"
     channels: int = 32  # filterbank_convolution: channels of both convolutions
     stack: int = 1  # pretrained encoders: this many encoder frames make one acoustic frame
     feature_size: int = 0  # frames: numbers in each given vector

@@ -147,13 +147,17 @@ def vocabulary_for(settings: config.Config, utterances: Utterances) -> Vocabular
 def extractor(
     settings: config.Config, front_end: Any, utterances: Sequence[Utterance], *, augment: bool
 ) -> Callable[[Utterance, torch.Generator], Tensor]:
-    """How an utterance becomes features: filter banks on the fly, cached encoder frames, or ready vectors."""
+    """How an utterance becomes features: filter banks on the fly, cached encoder frames, ready vectors, letters."""
     name = settings.front_end.name
     augmentation = settings.augmentation if augment else features.NO_AUGMENTATION
     if name == "filterbank_convolution":
         return batching.FilterbankExtract(front_end.sample_rate, augmentation)
     if name == "frames":
         return read_vectors
+    if name == "letters":
+        from imputer.frontends.letters import read_letters
+
+        return read_letters
     from imputer.frames_cache import CachedExtract, FramesCache
 
     cache = FramesCache(frames_folder(settings.data.frames_cache, front_end.encoder.key), front_end.encoder)
@@ -360,7 +364,7 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
     plain_extract = extractor(settings, model.front_end, utterances, augment=False)
     if settings.training.start_from and not resumed:
         start_from(settings.training.start_from, model, vocabulary)
-    elif not resumed:
+    elif not resumed and hasattr(model.front_end, "normalisation"):
         statistics = feature_statistics(utterances, plain_extract, seed=settings.training.seed)
         model.front_end.normalisation.fit(*statistics)
     model.to(here.device)

@@ -46,7 +46,8 @@ def prepare(
     Parameters
     ----------
     corpus
-        folder, librispeech, wsj, kaldi, digits, lhotse, synthetic, or altered (copies of a manifest).
+        folder, librispeech, wsj, kaldi, digits, lhotse, synthetic, altered (copies of a manifest), or cmudict (letters
+        to phonemes).
     source
         Where the corpus lies.
     output

@@ -39,8 +39,8 @@ def reproduce(
     quick
         On made data and in minutes, to see that everything works.
     on
-        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits, digits_unshifted
-        or tones.
+        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits, digits_unshifted,
+        cmudict or tones.
     data
         Where manifests, or the folders and archives to make them from, lie; made files go there too.
     runs
@@ -139,6 +139,7 @@ def _provenance(lab: "Lab | None", name: str, figures: dict[str, Any]) -> dict[s
             "name": name,
             "about": dataset.about,
             "not_comparable": dataset.not_comparable,
+            "amount": dataset.amount,
             "train_hours": hours(dataset.train),
             "test_hours": hours(dataset.test),
             "test_utterances": len(Manifest(dataset.test)),

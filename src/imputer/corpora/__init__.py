@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from imputer.corpora.altered import altered
+from imputer.corpora.cmudict import cmudict
 from imputer.corpora.common import Dropped, Found, Options
 from imputer.corpora.digits import digits
 from imputer.corpora.folder import folder
@@ -29,6 +30,7 @@ CORPORA: dict[str, Corpus] = {
     "lhotse": lhotse,
     "synthetic": synthetic,
     "altered": altered,
+    "cmudict": cmudict,
 }
 
 __all__ = ["CORPORA", "Corpus", "Dropped", "Found", "Options"]

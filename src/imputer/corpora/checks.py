@@ -156,6 +156,8 @@ def _done(item: "Future[Found | Dropped] | Dropped") -> Found | Dropped:
 
 
 def _measured(item: Found) -> Found | Dropped:
+    if not item.recorded:
+        return item
     utterance = item.utterance
     try:
         seconds = _seconds(utterance.audio_filepath)

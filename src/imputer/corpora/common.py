@@ -24,6 +24,7 @@ class Found:
 
     utterance: Utterance
     split: str = ""
+    recorded: bool = True  # False: there is no audio to check, only text
 
 
 @dataclass(frozen=True, slots=True)

