@@ -3,6 +3,7 @@
 import builtins
 import itertools
 import json
+import re
 from collections import Counter
 
 import matplotlib.image
@@ -10,6 +11,7 @@ import pytest
 
 from imputer import figures
 from imputer.errors import UsageError
+from imputer.experiments import plots
 from imputer.transcripts import from_alignment
 
 MASK = 9
@@ -48,7 +50,22 @@ def test_the_same_picture_is_the_same_file(tmp_path):
     for name in ("a.svg", "b.svg"):
         figure = figures.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
         figures.save(figure, tmp_path / name)
-    assert len({(tmp_path / name).stat().st_size for name in ("a.svg", "b.svg")}) == 1
+    assert len({(tmp_path / name).read_bytes() for name in ("a.svg", "b.svg")}) == 1
+
+
+def test_every_colour_has_a_counterpart_on_dark_pages(tmp_path):
+    lines = {f"line {n}": [(1, n), (2, n + 1)] for n in range(len(figures.COLOURS))}
+    plots.save(tmp_path / "lines.svg", [plots.Panel("x", "y", lines)])
+    path = figures.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
+    figures.save(path, tmp_path / "path.svg")
+    figures.save(figures.lattice(["A", "B"], [1, 0, 2], [False, True, False]), tmp_path / "lattice.svg")
+    for file in tmp_path.glob("*.svg"):
+        svg = file.read_text()
+        rules, drawn = svg.split("</style>")
+        used = set(re.findall(r"(?:fill|stroke): (#\w{6})", drawn))
+        assert {figures.PAPER, figures.INK} <= used <= set(figures.DARK), file
+        assert all(f'[style*="fill: {colour}"]{{fill:{figures.DARK[colour]}' in rules for colour in used)
+    assert len(set(figures.DARK.values())) == len(figures.DARK)
 
 
 def test_long_paths_go_on_in_further_lines():

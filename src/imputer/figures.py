@@ -1,7 +1,7 @@
 """Pictures, as SVG and PNG: the decoding path, error rate by block size, the lattice, training curves.
 
-Every function draws a matplotlib figure and returns it; ``save`` writes it. Panels are white, so that they read
-alike on light and dark pages. matplotlib comes with the extra imputer-asr[figures].
+Every function draws a matplotlib figure and returns it; ``save`` writes it. A PNG is a white panel; an SVG follows the
+reader's light or dark scheme. matplotlib comes with the extra imputer-asr[figures].
 """
 
 import json
@@ -19,19 +19,39 @@ if TYPE_CHECKING:
 
 INK, FAINT, NEW, PATH = "#1f2933", "#a7b0ba", "#2f6fde", "#d9480f"
 COLOURS = ["#2f6fde", "#d9480f", "#2b8a3e", "#862e9c", "#b08900", "#0b7285", "#c2255c"]
+PAPER = "#ffffff"
+DARK = {PAPER: "#14181d", INK: "#e3e8ee", FAINT: "#66717d"} | dict(
+    zip(COLOURS, ["#74a5ff", "#ff8a5b", "#5fcf7b", "#d08ee4", "#e0b93c", "#4cc3d9", "#f57ba6"], strict=True)
+)
 MARKERS = "osD^vPX"
 LINE_WIDTH = 64.0  # characters in a line of the decoding path
 
 
 def save(figure: "Figure", *paths: Path | str) -> None:
     """Write a figure to files whose endings say how: .svg, .png, .pdf."""
+    import matplotlib
+
     for path in map(Path, paths):
         kind = path.suffix[1:].lower()
         if kind not in ("svg", "png", "pdf"):
             raise UsageError(f"cannot draw {path}: the name must end in .svg, .png or .pdf")
-        with files.replacing(path) as temporary:
-            metadata = {"Date": None} if kind == "svg" else {}  # the same picture, the same bytes
+        metadata = {"Date": None} if kind == "svg" else {}  # with the salt: the same picture, the same bytes
+        with files.replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "imputer"}):
             figure.savefig(temporary, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
+            if kind == "svg":
+                temporary.write_text(
+                    _in_both_schemes(temporary.read_text(encoding="utf-8")), encoding="utf-8"
+                )
+
+
+def _in_both_schemes(svg: str) -> str:
+    """The picture with other colours for readers who prefer dark pages; each keeps its own background."""
+    rules = [
+        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{{''.join(rules)}}}</style>", 1)
 
 
 def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -> "Figure":
@@ -87,7 +107,7 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     axes.set_xticks(every, [str(size) for size in every])
     axes.minorticks_off()
     dress(axes, "block size = passes", "word error rate, %", title)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return figure
 
 
@@ -165,7 +185,7 @@ def training_curves(runs: Mapping[str, Path | str], *, title: str = "") -> "Figu
     dress(errors, "step", "word error rate on validation, %", "")
     for axes in (losses, errors):
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     figure.tight_layout()
     return figure
 
@@ -197,7 +217,7 @@ def sheet(width: float, height: float) -> "Figure":
         raise UsageError(
             "pictures need the package matplotlib: pip install 'imputer-asr[figures]'"
         ) from error
-    figure = Figure(figsize=(width, height), facecolor="white")
+    figure = Figure(figsize=(width, height), facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 

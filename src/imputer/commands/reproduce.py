@@ -52,7 +52,7 @@ def reproduce(
     list
         Only show the experiments.
     report
-        Only write RESULTS.md again from the results that are there.
+        Only write RESULTS.md and its pictures again from the results that are there.
     """
     from imputer.experiments import EXPERIMENTS, results
 
@@ -61,6 +61,7 @@ def reproduce(
         _list(output)
         return
     if report:
+        results.draw(output)
         print(f"written to {results.report(output)}")
         return
     if all == bool(name):

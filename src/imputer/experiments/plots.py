@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imputer import figures
-from imputer.figures import COLOURS, MARKERS, dress, sheet
+from imputer.figures import COLOURS, INK, MARKERS, dress, sheet
 
 COLUMNS = 3  # of the legend
 
@@ -47,5 +47,7 @@ def save(path: Path, panels: Sequence[Panel]) -> None:
     handles, names = figure.axes[0].get_legend_handles_labels()  # the panels show the same lines
     rows = -(-len(names) // COLUMNS)
     figure.tight_layout(rect=(0, 0.06 * rows, 1, 1))
-    figure.legend(handles, names, loc="lower center", ncols=COLUMNS, frameon=False, fontsize=8)
+    figure.legend(
+        handles, names, loc="lower center", ncols=COLUMNS, frameon=False, fontsize=8, labelcolor=INK
+    )
     figures.save(figure, path)

@@ -64,10 +64,22 @@ def _processor() -> str:
 # --- RESULTS.md
 
 
+def _found(folder: Path) -> dict[str, dict[str, Any]]:
+    return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def draw(folder: Path) -> None:
+    """Draw the picture of every JSON in a folder again."""
+    for name, result in _found(folder).items():
+        module = experiments.load(name.split("-")[0])
+        if hasattr(module, "draw"):
+            module.draw(result, folder / f"{name}.svg")
+
+
 def report(folder: Path) -> Path:
     """Write RESULTS.md beside the folder of results, from every JSON in it."""
     path = folder.parent / "RESULTS.md"
-    found = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    found = _found(folder)
     order = [name for known in experiments.EXPERIMENTS for name in found if name.split("-")[0] == known]
     lines = ["# Results", "", *_opening(found), "", *_notes(folder / "notes.md")]
     lines += _claims({name: found[name] for name in order})
