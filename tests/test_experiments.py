@@ -26,6 +26,7 @@ from imputer.model import Imputer
 from imputer.recognizer import Recognizer
 from trainings import imputer
 
+pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
 SMALL = partial(datasets.made_tones, utterances=6, scored=3, steps=(4, 2, 2, 1))
 
 
@@ -301,11 +302,11 @@ def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.Mo
     dataset = datasets.digits(tmp_path)
     speakers = [{u.speaker for u in Manifest(path)} for path in (dataset.train, dataset.valid, dataset.test)]
     assert list(map(len, speakers)) == [1, 2, 8] and len(set.union(*speakers)) == 11
-    unshifted = datasets.digits_unshifted(tmp_path)
+    shifted = datasets.digits_shifted(tmp_path)
     names = [
         [
             run_name(Lab(one, tmp_path).first._settings(kind, 9, {}), one, None, None)
-            for one in (dataset, unshifted)
+            for one in (dataset, shifted)
         ]
         for kind in ("ctc", "imitation")
     ]

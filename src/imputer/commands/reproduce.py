@@ -39,7 +39,7 @@ def reproduce(
     quick
         On made data and in minutes, to see that everything works.
     on
-        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits, digits_unshifted,
+        Another data set than the experiment's own: libri, libri_synthetic, libri_convolution, digits, digits_shifted,
         cmudict or tones.
     data
         Where manifests, or the folders and archives to make them from, lie; made files go there too.

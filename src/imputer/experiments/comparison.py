@@ -30,8 +30,8 @@ def makers(lab: Lab) -> dict[str, Maker]:
     """
     more = lab.dataset.imputer_steps
     total = lab.dataset.expert_steps + more
+    alone: dict[str, Maker] = {CTC: lambda t: t.ctc(total)}
     from_expert: dict[str, Maker] = {
-        CTC: lambda t: t.ctc(total),
         CTC_CONTINUED: lambda t: t.ctc(more, from_expert=True),
         IM: lambda t: t.imputer("imitation", more, from_expert=True),
         DP: dp(more, from_expert=True),
@@ -41,7 +41,7 @@ def makers(lab: Lab) -> dict[str, Maker]:
         IM_SCRATCH: lambda t: t.main("imitation"),
         DP_SCRATCH: Trainings.main,
     }
-    return (from_expert if lab.dataset.from_expert else {}) | from_scratch
+    return alone | (from_expert if lab.dataset.from_expert else {}) | from_scratch
 
 
 def run(lab: Lab) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def libri_convolution(data: Path) -> DataSet:
         imputer_steps=3000,
         analysis_steps=2500,
         unconverged_steps=1000,
+        from_expert=False,
         scored=500,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
@@ -114,8 +115,9 @@ def digits(data: Path) -> DataSet:
         )
         write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
     train, valid, test = parts
+    settings = read_config("digits")
     return DataSet(
-        *("digits", train, valid, test, read_config("digits")),
+        *("digits", train, valid, test, replace(settings, rollin=replace(settings.rollin, noise="none"))),
         expert_steps=500,
         imputer_steps=500,
         analysis_steps=500,
@@ -129,11 +131,12 @@ def digits(data: Path) -> DataSet:
     )
 
 
-def digits_unshifted(data: Path) -> DataSet:
-    """The same, but roll-ins are the expert's alignments as they are, not shifted by up to a frame."""
-    shifted = digits(data)
-    settings = replace(shifted.settings, rollin=replace(shifted.settings.rollin, noise="none"))
-    return replace(shifted, settings=settings, about=f"{shifted.about}; roll-ins not shifted")
+def digits_shifted(data: Path) -> DataSet:
+    """The same, but roll-ins are the expert's alignments shifted by up to a frame, as for the shipped model."""
+    plain = digits(data)
+    return replace(
+        plain, settings=read_config("digits"), about=f"{plain.about}; roll-ins shifted by up to a frame"
+    )
 
 
 def cmudict(data: Path) -> DataSet:
@@ -201,7 +204,7 @@ DATASETS: dict[str, Callable[[Path], DataSet]] = {
     "libri_synthetic": libri_synthetic,
     "libri_convolution": libri_convolution,
     "digits": digits,
-    "digits_unshifted": digits_unshifted,
+    "digits_shifted": digits_shifted,
     "cmudict": cmudict,
     "tones": made_tones,
 }
