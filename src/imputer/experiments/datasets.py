@@ -93,7 +93,6 @@ def libri_convolution(data: Path) -> DataSet:
         imputer_steps=3000,
         analysis_steps=2500,
         unconverged_steps=1000,
-        from_expert=False,
         scored=500,
         many_passes=200,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
