@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from imputer.corpora import tones
 from trainings import imputer, trained_on
+
+torch.set_num_threads(1)  # as in worker processes: the last digits of a sum hang on it
 
 
 @pytest.fixture(scope="session")

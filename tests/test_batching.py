@@ -1,5 +1,6 @@
 """Plans cover everything once, batches are the same however they are made, and bad utterances are named."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -224,6 +225,18 @@ def test_memory_is_flat_over_an_epoch(corpus: Path, tmp_path: Path) -> None:
     sizes = [resident() for _ in batches(dataset, plan)]
     fifth = len(sizes) // 5
     assert max(sizes[-fifth:]) - max(sizes[:fifth]) < 8 << 20
+
+
+def test_workers_leave_signals_to_their_parent(corpus: Path) -> None:
+    """Ctrl-C and schedulers signal the whole group: the parent decides when to end, and may still want a batch."""
+    before = set(multiprocessing.active_children())
+    running = batches(
+        SpeechDataset(Manifest(corpus), VOCABULARY, FilterbankExtract()), [[0, 1]] * 9, workers=1
+    )
+    next(running)
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+    assert sum(1 for _ in running) == 8
 
 
 def test_workers_end_with_a_parent_that_is_killed(corpus: Path) -> None:

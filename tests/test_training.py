@@ -221,18 +221,24 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert [step for step in steps if step < 40] == list(range(1, 40))
 
 
-def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path, workers: int) -> None:
     words = [*command_for(corpus, tmp_path, steps=100_000, log_every=1), str(tmp_path / "run")]
+    words += ["--data.workers", str(workers)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "imputer", *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "imputer", *words],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     while steps_logged(tmp_path / "run") < 3:
         time.sleep(0.01)
         assert process.poll() is None
-    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)  # the whole group, its worker too, as schedulers do
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 143
-    assert "the same command goes on from there" in said
+    assert "the same command goes on from there" in said and "Traceback" not in said
     assert checkpoints.latest(tmp_path / "run/checkpoints") is not None
 
 

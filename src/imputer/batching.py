@@ -238,6 +238,8 @@ def _unpacked(batch: Batch) -> Batch:
 def _settle(worker: int, parent: int) -> None:
     # Workers are the parallelism; threads inside them would only fight over the cores.
     torch.set_num_threads(1)
+    # Ctrl-C, and many a scheduler, signal the whole group. That is the parent's to answer; its workers end with it.
+    os.setpgid(0, 0)
     # A worker whose parent was killed would wait for ever to hand over its batch: Linux ends it with its parent.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -147,9 +147,9 @@ def cmudict(data: Path) -> DataSet:
     train, valid, test = parts
     return DataSet(
         *("cmudict", train, valid, test, read_config("cmudict")),
-        expert_steps=1500,
-        imputer_steps=3000,
-        analysis_steps=3000,
+        expert_steps=2000,
+        imputer_steps=6000,
+        analysis_steps=4000,
         unconverged_steps=300,
         from_expert=True,
         scored=None,
