@@ -1,4 +1,4 @@
-"""Letters to phonemes: the CMU Pronouncing Dictionary, a task without sound that two cores can learn to the end.
+"""Letters to phonemes: the CMU Pronouncing Dictionary, a task without sound, cheap enough for many epochs on two cores.
 
 A word's letters are what is heard, its phonemes what is said: one character each, so that the character error rate
 counts phonemes and the word error rate counts words with any phoneme wrong. The spelling is the utterance's id.

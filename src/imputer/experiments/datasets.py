@@ -139,7 +139,7 @@ def digits_shifted(data: Path) -> DataSet:
 
 
 def cmudict(data: Path) -> DataSet:
-    """Letters to phonemes: no sound, but small enough to be trained until nothing more is learnt."""
+    """Letters to phonemes: no sound, but cheap enough to be trained for many epochs."""
     parts = [data / f"cmudict-{part}.jsonl" for part in ("train", "valid", "test")]
     if not all(path.is_file() for path in parts):
         source = _pronunciations(data)
