@@ -24,6 +24,9 @@ import serving
 from imputer import aligning, batching, cli, config, manifest, ranks
 from imputer import model as models
 from imputer.commands.train import parse_options
+from imputer.corpora.checks import split_path
+from imputer.corpora.librispeech import ARCHIVES
+from imputer.corpora.wsj import DEFAULT_SETS
 from imputer.manifest import Manifest
 from trainings import TINY as TINY_MODEL
 from trainings import imputer
@@ -139,6 +142,19 @@ def test_other_programs_are_told_what_exists() -> None:
             assert {e for found in extras for e in found.split(",")} <= project[
                 "optional-dependencies"
             ].keys(), where
+
+
+@pytest.mark.parametrize(("corpus", "parts"), [("librispeech", tuple(ARCHIVES)), ("wsj", DEFAULT_SETS)])
+def test_recipes_read_what_was_prepared(corpus: str, parts: tuple[str, ...]) -> None:
+    """The manifests of a recipe, and of its configuration, are those that its first command writes."""
+    (block,) = (b for b in blocks(ROOT / "docs" / "cluster.md") if f"prepare {corpus}" in b.text)
+    output = Path(re.findall(r"--output (\S+\.jsonl)", block.text)[0])
+    written = {str(split_path(output, part, parts)) for part in parts}
+    settings = config.read(ROOT / "configs" / f"{corpus}.toml")
+    assert {*settings.data.train, *settings.data.valid} <= written
+    assert set(re.findall(r"\S+\.jsonl", block.text)) - {str(output)} <= written
+    assert set(re.findall(r"\S+\.jsonl", block.text)) > set(settings.data.train)  # all of it is aligned
+    assert f"--store {settings.rollin.alignments}" in block.text
 
 
 def prose(page: Path) -> list[str]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from imputer import scoring
 from imputer.batching import read_utterance
@@ -14,6 +14,7 @@ from imputer.recognizer import Manner, Recognizer
 if TYPE_CHECKING:
     from imputer.peers import Peer
 
+Item = TypeVar("Item")
 WHOLE_SECONDS = 60.0  # utterances up to here are decoded in one piece, as the paper does with all
 
 
@@ -149,7 +150,7 @@ def compare(first: Evaluation, second: Evaluation) -> scoring.Comparison:
     return scoring.compare([a[name] for name in shared], [b[name] for name in shared])
 
 
-def spread(utterances: Sequence[Utterance], limit: int | None) -> list[Utterance]:
+def spread(utterances: Sequence[Item], limit: int | None) -> list[Item]:
     """At most ``limit`` utterances, taken evenly over all, so that every speaker has a share."""
     count = len(utterances) if limit is None else min(limit, len(utterances))
     return [utterances[i * len(utterances) // count] for i in range(count)]

@@ -13,6 +13,7 @@ from rapidfuzz.distance import Levenshtein
 
 RESAMPLES = 10_000
 CHUNK = 500  # resamples held in memory at a time
+KINDS = ("substitutions", "deletions", "insertions")
 
 
 @dataclass(frozen=True, slots=True)

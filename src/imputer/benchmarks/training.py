@@ -106,7 +106,7 @@ def kept_for_backward(model: Imputer, data: dict[str, Any]) -> float:
     for parameter in model.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     del loss
-    return sum(kept.values()) / 2**20
+    return sum(kept.values()) / 1e6
 
 
 def made_batch(batch: int, seconds: int) -> dict[str, Any]:

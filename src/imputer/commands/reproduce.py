@@ -152,6 +152,7 @@ def _provenance(lab: "Lab | None", name: str, figures: dict[str, Any]) -> dict[s
             "analysis": dataset.analysis_steps,
         },
         "trainings": {t.folder.name: round(t.seconds) for t in lab.used.values()},
+        "processors": sorted({t.processor for t in lab.used.values()} - {""}),
         "training_steps": sum(steps for steps, _ in spent),
         "training_seconds": sum(seconds for _, seconds in spent),
     }

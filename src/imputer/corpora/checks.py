@@ -84,7 +84,7 @@ def write_manifests(
                     raise ImputerError(f"{item.reason}: {item.item}")
                 report.drop(item)
                 continue
-            path = _path(output, item.split, splits)
+            path = split_path(output, item.split, splits)
             if path not in files:
                 temporary = stack.enter_context(replacing(path))
                 files[path] = stack.enter_context(open(temporary, "w", encoding="utf-8"))
@@ -100,7 +100,8 @@ def write_manifests(
     return report
 
 
-def _path(output: Path, split: str, splits: tuple[str, ...]) -> Path:
+def split_path(output: Path, split: str, splits: tuple[str, ...]) -> Path:
+    """Where the manifest of one split is written, if all of them were asked to go to ``output``."""
     if not split or len(splits) == 1:
         return output
     return output.with_name(f"{output.stem}-{split}{output.suffix}")

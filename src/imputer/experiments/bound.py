@@ -25,6 +25,7 @@ DATASET = "libri"
 UTTERANCES, GRADIENT_UTTERANCES, EXCERPTS = 40, 16, 8
 DRAWS = 8  # roll-ins of each utterance
 BLOCK_SIZE = 8
+NOISES = ("none", "utterance")
 MUCH = 2  # a variance is much lower from here on
 EXCERPT_FRAMES, EXCERPT_BLOCK = 8, 4  # small enough to enumerate every alignment and every mask
 
@@ -37,13 +38,14 @@ class Example:
     features: Tensor  # (1, frame, feature)
     target: list[int]
     alignment: list[int]  # one token a frame
+    noise: str  # of the roll-ins: what the models were trained with
 
     def rolled_in(self, draws: int, block_size: int = BLOCK_SIZE) -> tuple[Tensor, Tensor]:
         """(draw, frame) alignments and commitments, the same for every model."""
         drawn = [
             rollin.draw(
                 lambda _: self.alignment, [self.name], [len(self.alignment)],
-                masking_policy="block", noise="utterance", block_size=block_size, seed=0, step=step,
+                masking_policy="block", noise=self.noise, block_size=block_size, seed=0, step=step,
             )[:2]
             for step in range(draws)
         ]  # fmt: skip
@@ -61,15 +63,22 @@ def run(lab: Lab) -> dict[str, Any]:
     examples = aligned_examples(lab, trained["CTC expert"])
     networks = {name: models.load(one.model)[0] for name, one in trained.items()}
     return {
+        "noise": noise_of(lab),
         "likelihoods": {name: likelihoods(network, examples) for name, network in networks.items()},
         "gradients": {
-            name: gradient_noise(networks[name], examples[:: max(1, len(examples) // GRADIENT_UTTERANCES)])
+            name: gradient_noise(networks[name], evaluation.spread(examples, GRADIENT_UTTERANCES))
             for name in ("CTC expert", "Imputer (DP)")
         },
         "exact": {
             name: [exact(network, e) for e in examples[:EXCERPTS]] for name, network in networks.items()
         },
     }
+
+
+def noise_of(lab: Lab) -> str:
+    """The noise of the data set's roll-ins, if it is one whose entropy is known here."""
+    noise = lab.dataset.settings.rollin.noise
+    return noise if noise in NOISES else NOISES[0]
 
 
 def aligned_examples(lab: Lab, expert: Trained) -> list[Example]:
@@ -87,7 +96,7 @@ def aligned_examples(lab: Lab, expert: Trained) -> list[Example]:
         best, score = alignments.best_alignment(log_probs, torch.tensor([target]), lengths, size)
         if bool(score.isfinite()) and int(lengths) >= BLOCK_SIZE:
             features = extract(chosen[place], torch.Generator())[None]
-            found[place] = Example(chosen[place].id, features, target, best[0].tolist())
+            found[place] = Example(chosen[place].id, features, target, best[0].tolist(), noise_of(lab))
     return [found[place] for place in sorted(found)]
 
 
@@ -130,7 +139,8 @@ def likelihoods(network: models.Imputer, examples: Sequence[Example]) -> dict[st
                 for a, c in zip(drawn.tolist(), committed.tolist(), strict=True)
             ]
         )
-        entropy = masking_entropy(len(example.alignment), BLOCK_SIZE) + noise_entropy(example.alignment)
+        entropy = masking_entropy(len(example.alignment), BLOCK_SIZE)
+        entropy += noise_entropy(example.alignment, example.noise)
         size = len(example.target)
         rows.append(
             [
@@ -151,7 +161,7 @@ def likelihoods(network: models.Imputer, examples: Sequence[Example]) -> dict[st
         "utterances": len(rows),
         "rollins": len(rows) * DRAWS,
         "order_broken": broken,
-        "by_utterance": [[round(x, 4) for x in row[:2]] for row in rows],
+        "by_utterance": [[round(x, 4) for x in row[:2]] for row in rows],  # J_IM, J_DP
     }
 
 
@@ -163,24 +173,24 @@ def masking_entropy(frames: int, block_size: int) -> float:
     return math.log(block_size) + sum(given) / block_size
 
 
-def noise_outcomes(alignment: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """q_phi': the alignments that noise over the whole utterance makes of one, and how likely each is."""
+def noise_outcomes(alignment: Sequence[int], noise: str) -> dict[tuple[int, ...], float]:
+    """q_phi': the alignments that noise makes of one, and how likely each is."""
     whole = tuple(alignment)
-    shifts = ((*whole[1:], 0), whole, (0, *whole[:-1]))
+    shifts = ((*whole[1:], 0), whole, (0, *whole[:-1])) if noise == "utterance" else (whole,)
     kept = [one if sum(map(bool, one)) == sum(map(bool, whole)) else whole for one in shifts]
     return {one: count / len(kept) for one, count in Counter(kept).items()}
 
 
-def noise_entropy(alignment: Sequence[int]) -> float:
+def noise_entropy(alignment: Sequence[int], noise: str) -> float:
     """H(q)."""
-    return -sum(p * math.log(p) for p in noise_outcomes(alignment).values())
+    return -sum(p * math.log(p) for p in noise_outcomes(alignment, noise).values())
 
 
 # --- both sides of the bound, in full, for an excerpt small enough to enumerate
 
 
 def exact(network: models.Imputer, example: Example) -> dict[str, float]:
-    """The sum of eqn:lowerbound_marginalization and both bounds on it, for the excerpt with the most tokens.
+    """The sum of eqn:lowerbound_marginalization and both bounds on it, for an excerpt with two tokens, or near that.
 
     Every alignment and every mask is enumerated, so nothing here is an estimate.
     """
@@ -190,11 +200,11 @@ def exact(network: models.Imputer, example: Example) -> dict[str, float]:
     tokens = [sum(map(bool, example.alignment[s : s + EXCERPT_FRAMES])) for s in starts]
     start = min(starts, key=lambda s: (abs(tokens[s] - 2), s))  # two tokens if there is such a place
     piece = example.alignment[start : start + EXCERPT_FRAMES]
-    return bounds(network, acoustic[:, start : start + EXCERPT_FRAMES], piece, EXCERPT_BLOCK)
+    return bounds(network, acoustic[:, start : start + EXCERPT_FRAMES], piece, EXCERPT_BLOCK, example.noise)
 
 
 def bounds(
-    network: models.Imputer, acoustic: Tensor, alignment: Sequence[int], block_size: int
+    network: models.Imputer, acoustic: Tensor, alignment: Sequence[int], block_size: int, noise: str
 ) -> dict[str, float]:
     """log sum over a, a~ of p(a | a~, x); and J_IM, J_DP in exact expectation with their constants."""
     frames, target = len(alignment), alignments.collapse(alignment)
@@ -211,7 +221,7 @@ def bounds(
     masks = torch.tensor(list(probability))
     weights = torch.tensor(list(probability.values()), dtype=torch.float64)
     imitation = dynamic = count = 0.0
-    for outcome, chance in noise_outcomes(alignment).items():
+    for outcome, chance in noise_outcomes(alignment, noise).items():
         drawn = torch.tensor(outcome).expand(len(masks), -1)
         with torch.inference_mode():
             im, dp = both(network, acoustic, target, drawn, masks)
@@ -219,7 +229,7 @@ def bounds(
         imitation += chance * float(weights @ im.double())
         dynamic += chance * float(weights @ dp.double())
         count += chance * float(weights @ counts.double())
-    entropy = float(-(weights * weights.log()).sum()) + noise_entropy(alignment)
+    entropy = float(-(weights * weights.log()).sum()) + noise_entropy(alignment, noise)
     return {
         "sum": float(torch.stack(parts).logsumexp(0)),
         "imitation_bound": imitation + entropy,
@@ -275,7 +285,10 @@ def gradient_noise(network: models.Imputer, examples: Sequence[Example]) -> dict
             }
             for name, ms in found.items()
         },
-        "ratio": _geometric_mean(ratios),  # of the variance of IM to that of DP
+        "ratio": {  # of the variance of IM to that of DP, geometric mean
+            key: math.exp(value) for key, value in mean_with_interval(ratios).items()
+        },
+        "utterances": len(examples),
     }
 
 
@@ -302,16 +315,19 @@ class Moments:
 
     @property
     def noise_to_signal(self) -> float:
-        """The variance over the squared norm of the mean gradient."""
-        return self.variance / max(1e-30, self._square_of_mean)
+        """The variance over the squared norm of the expected gradient.
+
+        The mean of n draws is itself noisy: its squared norm is too large by variance / n on average.
+        """
+        return self.variance / max(1e-30, self._square_of_mean - self.variance / self.count)
 
 
-def _geometric_mean(logs: Sequence[float]) -> dict[str, float]:
-    """exp of the mean, with its 95 % interval from resampling utterances."""
-    values = np.asarray(logs)
+def mean_with_interval(sample: Sequence[float]) -> dict[str, float]:
+    """The mean over utterances, with its 95 % interval from resampling them."""
+    values = np.asarray(sample)
     draws = np.random.default_rng(0).integers(0, len(values), (10_000, len(values)))
     low, high = np.percentile(values[draws].mean(1), (2.5, 97.5))
-    return {"value": float(np.exp(values.mean())), "low": float(np.exp(low)), "high": float(np.exp(high))}
+    return {"value": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 # --- the report
@@ -322,16 +338,19 @@ def section(result: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             name,
-            *(f"{f[key]:.3f}" for key in ("imitation", "dynamic_programming", "log_count", "entropy")),
+            *(_nats([one[place] for one in f["by_utterance"]]) for place in (0, 1)),
+            *(f"{f[key]:.3f}" for key in ("log_count", "entropy")),
             f"{f['imitation_bound']:.3f}",
             f"{f['dynamic_programming_bound']:.3f}",
             f"{f['order_broken']} of {f['rollins']}",
         )
         for name, f in result["likelihoods"].items()
     ]
+    f = next(iter(result["likelihoods"].values()))
     headings = ("", "J_IM", "J_DP", "E log c", "H(r) + H(q)", "J_IM + H", "J_DP + C", "order broken")
     lines = [
-        "Nats a token, on the same roll-ins (block size 8, noise over the utterance) of held-out utterances:",
+        f"Nats a token, on the same roll-ins (block size 8, noise: {result['noise']}) of "
+        f"{f['utterances']} held-out utterances, with 95 % intervals:",
         "",
         *table(headings, rows),
         "",
@@ -353,12 +372,14 @@ def section(result: Mapping[str, Any]) -> list[str]:
         for found in result["exact"].values()
         for one in found
     ]
+    g = next(iter(result["gradients"].values()))
     lines += [
         "",
         f"With its constant, the bound from J_DP is the tighter one in {sum(tighter)} of {len(tighter)} excerpts: J_DP "
         "is never below J_IM, but its constant is lower by E log c.",
         "",
-        "Variance of an utterance's gradient over roll-ins, dropout off, all weights:",
+        f"Variance of an utterance's gradient over {DRAWS} roll-ins, dropout off, all weights, "
+        f"{g['utterances']} utterances:",
         "",
     ]
     gradient_rows = [
@@ -385,8 +406,14 @@ def section(result: Mapping[str, Any]) -> list[str]:
         *lines,
         *table(heads, gradient_rows),
         "",
-        "*Noise to signal* is the variance over the squared norm of the mean gradient.",
+        "*Variance* is the mean over utterances. *Noise to signal* is the variance over the squared norm of the "
+        "expected gradient, the median of utterances.",
     ]
+
+
+def _nats(sample: Sequence[float]) -> str:
+    found = mean_with_interval(sample)
+    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def claims(result: Mapping[str, Any]) -> list[Claim]:

@@ -61,7 +61,7 @@ def libri(data: Path) -> DataSet:
         many_passes=400,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
         "scored on 20 speakers of test-clean",
-        not_comparable=f"{hours(train):.1f} h, frozen encoder",
+        not_comparable=f"{hours(train):.1f} h, frozen encoder, SpecAugment",
     )
 
 
@@ -78,7 +78,7 @@ def libri_synthetic(data: Path) -> DataSet:
         from_expert=False,
         about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, two altered copies of it and synthetic speech, over "
         "frames of the frozen Moonshine encoder; scored on 20 speakers of test-clean",
-        not_comparable=f"{hours(train):.1f} h, most of it synthetic, frozen encoder",
+        not_comparable=f"{hours(train):.1f} h, most of it synthetic, frozen encoder, SpecAugment",
     )
 
 
@@ -126,7 +126,7 @@ def digits(data: Path) -> DataSet:
         many_passes=400,
         about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
         "augmentation; scored on speakers of their own",
-        not_comparable=f"spoken digits, {hours(train):.1f} h",
+        not_comparable=f"spoken digits, {hours(train):.1f} h, augmented",
     )
 
 
@@ -147,9 +147,9 @@ def cmudict(data: Path) -> DataSet:
     train, valid, test = parts
     return DataSet(
         *("cmudict", train, valid, test, read_config("cmudict")),
-        expert_steps=2000,
+        expert_steps=4000,
         imputer_steps=6000,
-        analysis_steps=4000,
+        analysis_steps=5000,
         unconverged_steps=300,
         from_expert=True,
         scored=None,

@@ -54,15 +54,16 @@ def section(result: Mapping[str, Any]) -> list[str]:
         "",
         f"WER % on {result['test_utterances_used']} utterances spread over the test set; the paper's is dev-other. "
         f"Not comparable: {result['data']['not_comparable']}. An utterance shorter than a block takes as many "
-        "passes as it has frames.",
+        f"passes as it has frames. Plain block decoding was run up to {BLOCK_SIZES[-1]}.",
     ]
 
 
 def claims(result: Mapping[str, Any]) -> list[Claim]:
     """Right Most Last never surely gets worse with a larger block; Alternate Sub-block does in the end."""
-    worse = [one for one in result["next"]["right_most_last"] if sign(one) > 0]
+    worse = [one for one in result["next"]["right_most_last"] if sign(one, room=0) > 0]
     last = result["last_against_8"]["right_most_last"]
-    verdict = FAILS if worse or sign(last) > 0 else HOLDS if sign(last) < 0 else OPEN
+    ends = sign(last, room=0)
+    verdict = FAILS if worse or ends > 0 else HOLDS if ends < 0 else OPEN
     alternate = result["last_against_8"]["alternate_sub_block"]
     return [
         Claim(
@@ -73,9 +74,9 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
         ),
         Claim(
             "Alternate Sub-block gets worse again with large blocks",
-            "11.13 at 16, 15.0 at 256",
+            "11.3 at 8, 15.0 at 256",
             f"256 less 8: {difference(alternate)}; lowest at {lowest(result, 'alternate_sub_block')}",
-            HOLDS if sign(alternate) > 0 else FAILS if alike(alternate, SMALL) == HOLDS else OPEN,
+            HOLDS if sign(alternate, room=0) > 0 else FAILS if alike(alternate, SMALL) == HOLDS else OPEN,
         ),
     ]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from imputer import alignments, batching, config, decoding, evaluation, files, progress, scoring, training
 from imputer import model as models
 from imputer.commands.align import align_manifests
+from imputer.experiments import results
 from imputer.experiments.datasets import DataSet
 from imputer.manifest import Manifest, Utterance
 from imputer.recognizer import step_over
@@ -40,6 +41,12 @@ class Trained:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def processor(self) -> str:
+        """What it was trained on; empty if that was not written down."""
+        path = self.folder / "processor"
+        return path.read_text().strip() if path.is_file() else ""
 
     @property
     def seconds(self) -> float:
@@ -98,6 +105,10 @@ class Score:
             "wer_by_seed": self.by_seed,
             "word_errors": [errors.total for errors in self.words],
             "character_errors": [errors.total for errors in self.characters],
+            "kinds": {
+                unit: {kind: sum(getattr(one, kind) for one in errors) for kind in scoring.KINDS}
+                for unit, errors in (("words", self.words), ("characters", self.characters))
+            },
         }
 
 
@@ -241,6 +252,7 @@ class Trainings:
             say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
             with timed(trained.folder / "seconds"):
                 training.train(settings, trained.folder)
+            (trained.folder / "processor").write_text(results.processor() + "\n")
             shutil.rmtree(
                 trained.folder / "checkpoints", ignore_errors=True
             )  # most of the disk, no longer needed

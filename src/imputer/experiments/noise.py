@@ -10,7 +10,7 @@ TITLE = "Expert noise"
 QUESTION = "What does it bring to shift the expert's alignment by up to one frame?"
 DATASET = "libri"
 NOISES = {"none": "none", "the whole utterance": "utterance", "every token": "token"}
-SMALL = 0.05  # of the WER; the paper's is 0.2 of about 11
+SMALL = 0.02  # of the WER: the paper's 0.2 of about 11
 
 
 def run(lab: Lab) -> dict[str, Any]:
@@ -26,7 +26,11 @@ def run(lab: Lab) -> dict[str, Any]:
 def section(result: Mapping[str, Any]) -> list[str]:
     """The kinds of noise."""
     lines = table(*score_rows(result["rows"]))
-    lines += ["", variants(result), ""]
+    lines += [
+        "",
+        f"{variants(result)} The paper gains less than 0.2 points of about 11, and has no table.",
+        "",
+    ]
     return lines + [
         f"- Shifting {one['second']} less none: {difference(one)}." for one in result["against_none"]
     ]

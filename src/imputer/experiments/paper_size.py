@@ -108,14 +108,20 @@ def section(result: Mapping[str, Any]) -> list[str]:
         f"hours on one {paper_size.GPU}",
     )
     share = round(100 * paper_size.ASSUMED_SHARE)
+    losses = ", ".join(
+        f"{' → '.join(f'{loss:.0f}' for loss in f['losses'])} ({name})"
+        for name, f in result["figures"].items()
+    )
     return [
         *table(headings, rows),
         "",
-        f"Operations and memory are counted in real steps; the hours assume {share} % of the GPU's peak, and have not "
-        "been measured. The expert and the Imputer take as long each.",
+        "Operations and memory are counted in real steps on utterances of the corpus's usual length, with 400 tokens; "
+        f"on one such batch the loss, nats an utterance, falls {losses}. The hours assume {share} % of the GPU's peak, "
+        "and have not been measured. The expert and the Imputer take as long each.",
         "",
         "The commands themselves, `train`, `align` and `train`, on made data, batches of "
-        f"{result['batch_seconds']} s:",
+        f"{result['batch_seconds']} s, a vocabulary of its few letters. Every step has another batch and the learning "
+        "rate has hardly begun to rise, so these losses show that it runs, not that it learns:",
         "",
         *table(
             ("", "objective", "loss, step by step", "most memory, GB"),

@@ -24,5 +24,10 @@ def section(result: Mapping[str, Any]) -> list[str]:
 def claims(result: Mapping[str, Any]) -> list[Claim]:
     """What table 1 claims."""
     return comparison.claims(
-        result, "16 % lower (WSJ: 12.7 against 15.2)", "9 % higher (WSJ: 16.5 against 15.2)"
+        result,
+        comparison.Paper(
+            "16 % lower (WSJ: 12.7 against 15.2)",
+            "9 % higher (WSJ: 16.5 against 15.2)",
+            "23 % lower (WSJ: 12.7 against 16.5)",
+        ),
     )
