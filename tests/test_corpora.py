@@ -130,8 +130,16 @@ def test_a_csv_with_quotes_and_splits(tmp_path: Path) -> None:
     table.write_text('Path,Sentence,Split\nx.wav,"Yes, ""sir""",train\nclips/y.wav,No,test\n')
     for source in (tmp_path, table):
         good, dropped = found("folder", source)
-        assert rows(good) == [("x", "yes sir", "", "train"), ("y", "no", "", "test")]
+        assert rows(good) == [("clips-x", "yes sir", "", "train"), ("clips-y", "no", "", "test")]
         assert not dropped
+
+
+def test_a_table_of_files_with_one_name_in_two_folders(tmp_path: Path) -> None:
+    written(tmp_path / "anna" / "one.wav")
+    written(tmp_path / "bob" / "one.wav")
+    (tmp_path / "all.csv").write_text("path,text\nanna/one.wav,yes\nbob/one.wav,no\n")
+    good, dropped = found("folder", tmp_path)
+    assert rows(good) == [("anna-one", "yes", "", ""), ("bob-one", "no", "", "")] and not dropped
 
 
 def test_folders_that_cannot_be_read_say_what_is_missing(tmp_path: Path) -> None:
@@ -668,6 +676,10 @@ def test_lhotse_cuts(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="no such file"):
         found("lhotse", tmp_path / "none.jsonl")
+    for content in ('{"a": 1}\n', "no cuts\n"):
+        (tmp_path / "other.jsonl").write_text(content)
+        with pytest.raises(UsageError, match="holds no lhotse cuts"):
+            found("lhotse", tmp_path / "other.jsonl")
 
 
 # What is checked of all
@@ -712,6 +724,11 @@ def test_manifests_by_split_and_nothing_left_on_failure(tmp_path: Path) -> None:
     assert [u.id for u in Manifest(tmp_path / "m" / "x-b.jsonl", strict=True)] == ["u0", "u2"]
     write_manifests(items, tmp_path / "one.jsonl", splits=("b",))
     assert len(Manifest(tmp_path / "one.jsonl")) == 2
+    with pytest.raises(UsageError, match=r"--split c: .* there are a, b"):
+        write_manifests(items, tmp_path / "one.jsonl", splits=("b", "c"))
+    with pytest.raises(UsageError, match=r"--split a: .* there are no parts in it"):
+        write_manifests([Found(items[0].utterance)], tmp_path / "one.jsonl", splits=("a",))
+    assert len(Manifest(tmp_path / "one.jsonl")) == 2  # as it was
     bad = [*items, Dropped("bad", "this one")]
     with pytest.raises(ImputerError, match="bad: this one"):
         write_manifests(bad, tmp_path / "n" / "x.jsonl", strict=True)

@@ -384,7 +384,7 @@ def test_snippets_run(page: Path, inside: Path) -> None:
     if not snippets:
         pytest.skip("no Python here")
     torch.manual_seed(0)
-    names: dict[str, Any] = {"__name__": page.stem}
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(GIVEN.get(page.name, ""), names)
     for block in snippets:
         # Line numbers of the page, for the one that fails.

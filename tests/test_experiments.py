@@ -152,6 +152,7 @@ def test_the_report_is_made_from_the_results_alone(place: Path, tmp_path: Path) 
         (["table1", "--all"], "give the name of an experiment"),
         (["table9"], "no experiment 'table9'; there are table1"),
         (["table1", "--seeds", "0"], "--seeds must be at least 1"),
+        (["paper_size", "--on", "digits"], "makes data of its own"),
         (["table1", "--on", "nothing"], "no data set 'nothing'; there are libri"),
         (["table2", "--data", "nowhere"], "imputer prepare librispeech nowhere --download --split dev-clean"),
     ],

@@ -146,6 +146,13 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["m.jsonl"]
 
 
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    lines = "".join(f'{{"id": "{name}", "audio_filepath": "a.wav", "duration": 1}}\n' for name in "ab")
+    path.write_text(lines, encoding="utf-8-sig")
+    assert [utterance.id for utterance in Manifest(path, strict=True)] == ["a", "b"]
+
+
 def test_without_a_last_newline(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(json.dumps(GOOD) + "\r\n" + json.dumps(GOOD | {"id": "b"}))

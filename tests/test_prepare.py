@@ -174,7 +174,16 @@ def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypat
         (("prepare", "folder", "here"), "needs a corpus"),
         (("prepare", "timit", "here", "-o", "m.jsonl"), "no corpus 'timit'; there are folder, librispeech"),
         (("prepare", "folder", "nowhere", "-o", "m.jsonl"), "nowhere: no such folder"),
-        (("prepare", "digits", ".", "-o", "m.jsonl", "--strings", "0"), "must be more than 0"),
+        (
+            ("prepare", "digits", ".", "-o", "m.jsonl", "--strings", "0"),
+            "--strings must be more than 0, got 0",
+        ),
+        (
+            ("prepare", "digits", ".", "-o", "m.jsonl", "--hours", "nan"),
+            "--hours must be more than 0, got nan",
+        ),
+        (("prepare", "digits", ".", "-o", "m.jsonl", "--seed", "-1"), "--seed cannot be less than 0"),
+        (("prepare", "librispeech", ".", "-o", "m.jsonl", "--mirror", "nonsense"), "--mirror nonsense"),
         (("prepare", "--inspect", "nowhere.jsonl"), "nowhere.jsonl"),
     ],
 )

@@ -5,6 +5,7 @@
 ``offset`` (seconds) makes it a slice of a longer file. A relative path is taken from the manifest's folder.
 """
 
+import codecs
 import json
 import math
 import os
@@ -44,7 +45,7 @@ class Manifest(Sequence[Utterance]):
         self._strict, self._root = strict, None if root is None else os.path.realpath(root)
         self._folder = str(self.path.parent)
         try:
-            self._content = self.path.read_bytes()
+            self._content = self.path.read_bytes().removeprefix(codecs.BOM_UTF8)
         except OSError as error:
             raise UsageError(f"cannot read the manifest {path}: {error.strerror or error}") from error
         self._starts, self.durations = self._scan()  # (utterance,) byte offsets; (utterance,) seconds

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from imputer import config, model
 from imputer.benchmarks.training import ctc_loss, kept_for_backward, made_batch
+from imputer.errors import UsageError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # Dense bfloat16 peak as the vendor states it, and the share of it that we assume a training reaches.
@@ -57,7 +58,10 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 def measure(name: str, steps: int) -> dict[str, Any]:
     """Take real steps with the configuration ``name`` and count what they need."""
-    settings = config.read(CONFIGS / f"{name}.toml")
+    path = CONFIGS / f"{name}.toml"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: the paper's configurations are in a clone of the project")
+    settings = config.read(path)
     torch.manual_seed(0)
     network = model.Imputer(settings.model, settings.front_end, TOKENS).train()
     data = made_batch(batch=2, seconds=UTTERANCE_SECONDS[name])

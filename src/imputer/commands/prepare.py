@@ -18,7 +18,7 @@ def prepare(
     /,
     *,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    split: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    split: Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True)] = (),
     text: str = "",
     tokenizer: Path | None = None,
     frame_seconds: float = 0.04,
@@ -53,7 +53,7 @@ def prepare(
     output
         The manifest to write; a corpus with parts writes one manifest a part, NAME-PART.jsonl.
     split
-        Only this part of the corpus (may be repeated); a single one is written to the output itself.
+        Only these parts of the corpus; a single one is written to the output itself.
     text
         The form of transcripts: plain (lower case, no marks but apostrophes), lower or keep.
     tokenizer
@@ -98,8 +98,13 @@ def prepare(
 
     if corpus not in CORPORA:
         raise UsageError(f"no corpus {corpus!r}; there are {', '.join(CORPORA)}")
-    if min(strings, longest, workers, speakers_held_out + 1) < 1 or min(frame_seconds, hours) <= 0:
-        raise UsageError("strings, longest, workers, hours and frame-seconds must be more than 0")
+    _check_positive(
+        strings=strings, longest=longest, workers=workers, frame_seconds=frame_seconds, hours=hours
+    )
+    if min(speakers_held_out, seed) < 0:
+        raise UsageError("--speakers-held-out and --seed cannot be less than 0")
+    if mirror and not mirror.startswith(("http://", "https://")):
+        raise UsageError(f"--mirror {mirror}: an address that starts with https:// or http://")
     options = Options(
         audio_folder=output.parent / f"{output.stem}-audio",
         splits=split,
@@ -138,6 +143,12 @@ def prepare(
             advance=advance,
         )
     _print(report)
+
+
+def _check_positive(**options: float) -> None:
+    for name, value in options.items():
+        if not 0 < value < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
 
 
 def _names(listed: str) -> tuple[str, ...]:

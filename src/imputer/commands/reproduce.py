@@ -54,7 +54,7 @@ def reproduce(
     report
         Only write RESULTS.md and its pictures again from the results that are there.
     """
-    from imputer.experiments import EXPERIMENTS, results
+    from imputer.experiments import EXPERIMENTS, load, results
 
     output = output or Path("runs/quick/results" if quick else "results")
     if list:
@@ -69,6 +69,8 @@ def reproduce(
     names = [*EXPERIMENTS] if all else [str(name)]
     if names[0] not in EXPERIMENTS:
         raise UsageError(f"no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
+    if on and name and not load(name).DATASET:
+        raise UsageError(f"{name} makes data of its own; leave --on {on} out")
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
     runs = runs or Path("runs/quick" if quick else "runs/reproduce")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from imputer import audio, manifest
 from imputer.corpora.common import Dropped, Found
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, UsageError
 from imputer.files import replacing
 
 # The paper's network gives a frame each 40 ms, and an alignment holds at most one token a frame. Without a
@@ -50,6 +50,7 @@ class Report:
     """What went where, and what was dropped and why."""
 
     manifests: dict[Path, Summary] = field(default_factory=dict)
+    splits: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)  # the first item of each reason
 
@@ -74,9 +75,10 @@ def write_manifests(
     """
     report = Report()
     with ExitStack() as stack:
-        files = {}
+        files, left_out = {}, set()
         for item in checked(found, count=count, frame_seconds=frame_seconds):
             if isinstance(item, Found) and splits and item.split not in splits:
+                left_out.add(item.split)
                 continue
             advance()
             if isinstance(item, Dropped):
@@ -91,6 +93,13 @@ def write_manifests(
                 report.manifests[path] = Summary()
             files[path].write(manifest.line(item.utterance, os.path.abspath(path.parent)) + "\n")
             report.manifests[path].add(item.utterance)
+            report.splits.add(item.split)
+        missing = set(splits) - report.splits
+        if left_out and missing:
+            there = ", ".join(sorted(filter(None, left_out | report.splits))) or "no parts in it"
+            raise UsageError(
+                f"--split {' '.join(sorted(missing))}: nothing belongs to that; there are {there}"
+            )
         if not files:
             why = (
                 "; ".join(f"{reason}: {report.examples[reason]}" for reason in report.dropped)

@@ -125,6 +125,12 @@ class _Audio:
             raise _Unusable("several audio files of that name", path or identifier)
         raise _Unusable("audio file not found", path or identifier)
 
+    def name(self, path: Path) -> str:
+        """The path below the folder with dashes, since two folders may hold files of one name."""
+        if path.is_relative_to(self.root):
+            return "-".join(path.relative_to(self.root).with_suffix("").parts)
+        return path.stem
+
     def _by_name(self) -> dict[str, list[Path]]:
         if self._named is None:
             self._named = {}
@@ -148,7 +154,7 @@ def _found(value: dict[str, str], where: str, audio: _Audio, text: str, options:
         duration = 0.0
     if offset < 0 or duration < 0 or (end is not None and duration <= 0):
         raise _Unusable("start and end are not in order", f"{start} to {end}")
-    identifier = value.get("id") or (f"{path.stem}-{offset:g}" if offset or duration else path.stem)
+    identifier = value.get("id") or audio.name(path) + (f"-{offset:g}" if offset or duration else "")
     return Found(Utterance(identifier, str(path), duration, text, value.get("speaker", ""), offset), split)
 
 

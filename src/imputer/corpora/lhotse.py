@@ -18,11 +18,19 @@ def lhotse(source: Path, options: Options) -> Iterator[Found | Dropped]:
     if not source.is_file():
         raise UsageError(f"{source}: no such file; expected lhotse cuts such as cuts.jsonl.gz")
     text_of = normaliser(options, "plain")
-    for cut in CutSet.from_file(str(source)):
+    for cut in _cuts(CutSet, source):
         if not cut.supervisions:
             yield Dropped("cut without a supervision", cut.id)
         for supervision in cut.supervisions:
             yield _found(cut, supervision, text_of(supervision.text or ""))
+
+
+def _cuts(cut_set: Any, source: Path) -> Iterator[Any]:
+    """Its cuts; lhotse fails in many ways over a file that holds something else."""
+    try:
+        yield from cut_set.from_file(str(source))
+    except Exception as error:
+        raise UsageError(f"{source} holds no lhotse cuts: {error}") from error
 
 
 def _found(cut: Any, supervision: Any, text: str) -> Found | Dropped:
