@@ -8,6 +8,7 @@ from imputer import figures
 from imputer.figures import COLOURS, INK, MARKERS, dress, sheet
 
 COLUMNS = 3  # of the legend
+WIDE = 3  # from this ratio of the highest to the lowest point on, ratios are drawn
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,12 @@ class Panel:
     lines: Mapping[str, Sequence[tuple[float, float]]]
     title: str = ""
     doubling: bool = False  # whether x goes in powers of two
-    ratios: bool = False  # whether equal distances are equal ratios of y
+    ratios: bool = False  # whether equal distances are equal ratios of y, if these are large
+
+    @property
+    def logarithmic(self) -> bool:
+        heights = [y for points in self.lines.values() for _, y in points]
+        return self.ratios and max(heights) > WIDE * min(heights)
 
 
 def save(path: Path, panels: Sequence[Panel]) -> None:
@@ -38,7 +44,7 @@ def save(path: Path, panels: Sequence[Panel]) -> None:
             axes.set_xscale("log", base=2)
             axes.set_xticks(every, [f"{x:g}" for x in every])
             axes.xaxis.set_minor_locator(NullLocator())
-        if panel.ratios:
+        if panel.logarithmic:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:g}")
