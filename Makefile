@@ -28,7 +28,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.demo  ## the main job, shown on recordings made on the spot
+demo: $(VENV)/.demo  ## the shipped models at work on their sample recordings
 	$(BIN)/imputer demo
 
 test: $(VENV)/.dev  ## run the tests

@@ -1,14 +1,20 @@
 """Configurations: what is accepted, and what a refusal says."""
 
-from dataclasses import replace
+import json
+import typing
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from imputer import config
+from imputer import config, frontends, masking, training
 from imputer.errors import UsageError
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+SECTIONS = {name: type(section) for name, section in vars(config.Config()).items()}
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -56,6 +62,9 @@ def test_the_papers_networks_have_the_papers_sizes() -> None:
         ),
         ("[data]\ntrain = 3.5", "data.train = 3.5, but it takes a text"),
         ("[augmentation]\ntelephone = 1.5", r"augmentation.telephone must lie in 0..1, got 1.5"),
+        ("[augmentation]\ngain_db = [nan, 3]", "augmentation.gain_db = nan, but it takes a finite number"),
+        ("training = 3", "training = 3, but it takes a section"),
+        ("[[training]]\nsteps = 3", "but it takes a section"),
         ("[model\n", "is not valid TOML"),
     ],
 )
@@ -63,6 +72,78 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         config.read(written(tmp_path, text))
     assert "some.toml" in str(caught.value)
+
+
+NEGATIVE = (
+    *("front_end.channels", "front_end.stack", "front_end.feature_size", "front_end.frame_seconds"),
+    *("model.width", "model.layers", "model.heads", "model.filter_size", "model.dropout", "model.block_size"),
+    *(
+        "model.window_seconds",
+        "vocabulary.size",
+        "data.batch_seconds",
+        "data.workers",
+        "data.valid_utterances",
+    ),
+    *("rollin.block_size", "rollin.all_masked", "rollin.refresh_every", "training.steps", "training.clip"),
+    *("training.batches_per_step", "training.learning_rate", "training.warmup_steps", "training.average"),
+    *("training.schedule_steps", "training.weight_decay", "training.seed", "training.validate_every"),
+    *("training.checkpoint_every", "training.keep_checkpoints", "training.log_every", "training.threads"),
+    "training.nonfinite_limit",
+)
+ZERO = (
+    *(
+        "front_end.channels",
+        "front_end.stack",
+        "model.width",
+        "model.layers",
+        "model.heads",
+        "model.filter_size",
+    ),
+    *("model.block_size", "model.window_seconds", "vocabulary.size", "data.batch_seconds"),
+    *("data.valid_utterances", "rollin.block_size", "training.steps", "training.batches_per_step"),
+    *("training.learning_rate", "training.clip"),
+)
+TOO_MUCH = {
+    "model.dropout": "1",
+    "training.average": "2",
+    "rollin.all_masked": "1.1",
+    "training.seed": str(2**63),
+    "training.clip": "inf",
+    "training.learning_rate": "nan",
+    "data.batch_seconds": "9" * 400,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*((key, "-1") for key in NEGATIVE), *((key, "0") for key in ZERO), *TOO_MUCH.items()],
+)
+def test_a_number_out_of_range_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    with pytest.raises(UsageError, match=rf"some\.toml: {key} = \S+, but it takes a (whole|finite) number"):
+        config.read(written(tmp_path, ""), {key: value})
+
+
+def test_a_number_at_the_end_of_its_range_is_taken(tmp_path: Path) -> None:
+    lowest = {key: "0" for key in NEGATIVE if key not in ZERO} | dict.fromkeys(ZERO, "1")
+    config.read(written(tmp_path, ""), lowest)
+    config.read(written(tmp_path, ""), {"rollin.all_masked": "1", "training.seed": str(2**63 - 1)})
+
+
+def test_every_number_has_a_range() -> None:
+    """But those of the augmentation, which checks its own."""
+    without = [
+        f"{section}.{key}"
+        for section, kind in SECTIONS.items()
+        for key, hint in typing.get_type_hints(kind, include_extras=True).items()
+        if hint in (int, float)
+    ]
+    assert {name.partition(".")[0] for name in without} == {"augmentation"}
+    assert typing.get_origin(typing.get_type_hints(config.Model, include_extras=True)["width"]) is Annotated
+
+
+def test_numbers_are_checked_in_python_too() -> None:
+    with pytest.raises(ValueError, match="dropout = 2, but it takes"):
+        replace(config.Model(), dropout=2)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -76,6 +157,8 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     assert (read.training.steps, read.data.train, read.rollin.masking) == (7, ("a.jsonl",), "uniform")
     with pytest.raises(UsageError, match=r"--steps.*--section.key"):
         config.read(path, {"steps": "7"})
+    with pytest.raises(UsageError, match="training = 3, but it takes a section"):
+        config.read(written(tmp_path, "training = 3"), {"training.steps": "7"})
 
 
 def test_whole_numbers_may_stand_for_numbers(tmp_path: Path) -> None:
@@ -90,6 +173,52 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
     )
     text = config.to_toml({name: getattr(settings, name) for name in vars(settings)})
     assert config.read(written(tmp_path, text)) == settings
+
+
+def test_what_is_listed_is_explained_and_reads_back_the_same(tmp_path: Path) -> None:
+    settings = config.Config(data=config.Data(train=("with # and 'quotes'.jsonl",)))
+    text = config.to_toml(vars(settings), explained=True)
+    assert config.read(written(tmp_path, text)) == settings
+    assert "dropout = 0.2  # share of the activations left out while training (a finite number, 0 or" in text
+    assert 'units = "bpe"  # what the tokens are (bpe | characters)' in text
+
+
+@pytest.mark.parametrize("kind", SECTIONS.values(), ids=SECTIONS)
+def test_every_key_is_explained(kind: type) -> None:
+    keys = config.keys_of(kind)
+    assert [key.name for key in keys] == [field.name for field in fields(kind)]
+    if kind.__module__ == config.__name__:
+        assert [key.name for key in keys if not key.explanation] == []
+
+
+def test_explanations_name_every_choice() -> None:
+    explained = {
+        key.name: f"{key.default} {key.explanation}"
+        for kind in SECTIONS.values()
+        for key in config.keys_of(kind)
+    }
+    assert all(name in explained["name"] for name in frontends.FRONT_ENDS)
+    assert all(name in explained["masking"] for name in masking.POLICIES)
+
+
+def table(kind: type) -> list[str]:
+    """The table of a section in docs/configuration.md, line by line."""
+    rows = [
+        f"| `{key.name}` | `{json.dumps(key.default)}` | {key.takes.replace(' | ', ', ')} | {key.explanation} |"
+        for key in config.keys_of(kind)
+    ]
+    return ["| key | default | takes | what it does |", "|---|---|---|---|", *rows]
+
+
+@pytest.mark.parametrize(("name", "kind"), SECTIONS.items(), ids=SECTIONS)
+def test_the_documentation_has_every_key(name: str, kind: type) -> None:
+    part = PAGE.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    assert lines == table(kind), "docs/configuration.md must have:\n" + "\n".join(table(kind))
+
+
+def test_the_documentation_says_what_a_resumed_run_may_change() -> None:
+    assert [name for name in training.CHANGEABLE if f"`{name}`" not in PAGE] == []
 
 
 def test_differences_are_listed_by_name() -> None:

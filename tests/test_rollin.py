@@ -173,9 +173,15 @@ def test_the_store_gives_back_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (rollin.Provenance("xyz", False, 0.04), "its tokenizer is abc, the model's xyz"),
-        (rollin.Provenance("abc", True, 0.04), "merge_repeats is False"),
-        (rollin.Provenance("abc", False, 0.048), "frame_seconds is 0.04, the model's 0.048"),
+        (
+            rollin.Provenance("xyz", False, 0.04),
+            "its tokenizer is abc, the model's xyz; .*--vocabulary.tokenizer EXPERT/model/tokenizer.model, or ",
+        ),
+        (
+            rollin.Provenance("abc", True, 0.04),
+            "merge_repeats is False, the model's True; set --model.merge_repeats false, or align .*merge_repeats$",
+        ),
+        (rollin.Provenance("abc", False, 0.048), "frame_seconds is 0.04, the model's 0.048; .*front_end"),
     ],
 )
 def test_a_store_from_elsewhere_is_refused(tmp_path: Path, other: rollin.Provenance, says: str) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from imputer import model as models
 from imputer.corpora import tones
 from imputer.errors import ImputerError, UsageError
 from imputer.ranks import Ranks
+from imputer.vocabulary import Vocabulary
 from trainings import ENVIRONMENT, imputer, settings_for, trained_on
 
 
@@ -242,6 +244,23 @@ def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path, workers: int) -> No
     assert checkpoints.latest(tmp_path / "run/checkpoints") is not None
 
 
+def test_zero_means_only_after_the_last_step(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 2}\n'
+    )  # of a start that was killed before any checkpoint
+    trained_on(corpus, tmp_path, steps=3, validate_every=0, checkpoint_every=0, log_every=0)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "valid" in line) for line in lines] == [(3, False), (3, True)]
+    assert [p.stem for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, [1, 2, 3]), (2, [2, 3])])
+def test_so_many_checkpoints_are_kept(tmp_path: Path, keep: int, kept: list[int]) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, checkpoints.Progress(step=step), {"x": torch.ones(1)}, keep)
+    assert sorted(int(path.stem[5:]) for path in tmp_path.iterdir()) == kept
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     progress = checkpoints.Progress(step=1)
     checkpoints.save(tmp_path, progress, {"x": torch.ones(10)}, keep=2)
@@ -352,7 +371,7 @@ def test_ranks_share_every_epoch_without_overlap_or_loss(corpus: str, tmp_path: 
         (["--rollin.masking", "checkers"], "rollin.masking = 'checkers', but there are"),
         (["--data.train", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--training.stepps", "3"], "did you mean training.steps"),
-        (["--training.steps", "0"], "training.steps = 0"),
+        (["--training.steps", "0"], "training.steps = 0, but it takes a whole number, 1 or more"),
         (["--front_end.name", "ear"], "front_end.name = 'ear'"),
         (["--steps", "3"], "options of the configuration look like --section.key"),
         (["--training.start_from", "nowhere"], "no model folder nowhere"),
@@ -377,14 +396,46 @@ def test_a_resumed_run_refuses_another_configuration(corpus: str, tmp_path: Path
     trained_on(corpus, tmp_path, steps=3, log_every=7)  # that may change
 
 
-def test_an_expert_with_another_tokenizer_is_refused(corpus: str, stored: Path, tmp_path: Path) -> None:
+def test_a_start_that_failed_leaves_no_tokenizer_to_the_next(corpus: str, tmp_path: Path) -> None:
+    words = [*command_for(corpus, tmp_path, steps=1), str(tmp_path / "run")]
+    assert "model.width = 30" in imputer(*words, "--model.width", "30", check=False).stderr
+    imputer(*words, "--vocabulary.units", "bpe", "--vocabulary.size", "14")
+    texts = [utterance.text for utterance in manifest.Manifest(corpus)]
+    assert models.load(tmp_path / "run/model")[1] == Vocabulary.train(texts, size=14, units="bpe")
+
+
+def test_a_resumed_run_keeps_its_tokenizer(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_on(corpus, tmp_path, steps=1)
+    monkeypatch.setattr(training, "vocabulary_for", lambda *_: pytest.fail("it was made anew"))
+    trained_on(corpus, tmp_path, steps=1)
+
+
+def test_an_expert_with_another_tokenizer_is_refused(
+    corpus: str, expert: Path, stored: Path, tmp_path: Path
+) -> None:
     settings = replace(
         settings_for(corpus, objective="imitation"),
         vocabulary=config.Vocabulary(units="bpe", size=14),
         rollin=config.Rollin(alignments=str(stored)),
     )
-    with pytest.raises(UsageError, match="its tokenizer is"):
+    with pytest.raises(UsageError, match=r"its tokenizer is .*--vocabulary\.tokenizer"):
         training.train(settings, tmp_path / "run")
+    corrected = replace(
+        settings,
+        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        training=replace(settings.training, steps=1),
+    )
+    training.train(corrected, tmp_path / "run")  # in the same folder
+
+
+def test_a_model_whose_configuration_was_spoilt_is_refused(expert: Path, tmp_path: Path) -> None:
+    shutil.copytree(expert, tmp_path / "model")
+    path = tmp_path / "model" / models.CONFIG
+    path.write_text(path.read_text().replace("block_size = 8", "block_size = 0"))
+    with pytest.raises(UsageError, match=r"config\.toml: model\.block_size = 0, but it takes"):
+        models.load(tmp_path / "model")
 
 
 def test_alignments_of_another_corpus_are_refused(stored: Path, expert: Path, tmp_path: Path) -> None:
@@ -396,3 +447,23 @@ def test_alignments_of_another_corpus_are_refused(stored: Path, expert: Path, tm
     )
     with pytest.raises(UsageError, match="has no alignment for 3 of 3 utterances"):
         training.train(settings, tmp_path / "run")
+
+
+def test_a_few_that_could_not_be_aligned_are_left_out(
+    stored: Path, expert: Path, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = Path(tones.make(str(tmp_path / "other"), 1, seed=1)).read_text().replace('"id": "', '"id": "new-')
+    (tmp_path / "other" / "manifest.jsonl").write_text(lines)
+    settings = settings_for(corpus, objective="dynamic_programming")
+    settings = replace(
+        settings,
+        data=replace(settings.data, train=(str(tmp_path / "other" / "manifest.jsonl"), corpus)),
+        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        rollin=config.Rollin(alignments=str(stored)),
+    )
+    with pytest.raises(UsageError, match="has no alignment for 1 of 9 utterances, first new-"):
+        training.train(settings, tmp_path / "run")
+    monkeypatch.setattr(training, "MOST_UNALIGNED", 0.2)
+    training.train(settings, tmp_path / "run")
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line).get("dropped", 0) for line in last) >= 1

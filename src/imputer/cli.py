@@ -1,9 +1,11 @@
 """The program ``imputer``: one command a file in ``imputer.commands``, imported only when it is called."""
 
+import errno
+import os
 import sys
 from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from imputer import __version__
 from imputer.errors import ImputerError
@@ -12,7 +14,7 @@ COMMANDS = {
     "transcribe": "Write down what is said in audio files.",
     "align": "Find the time of every word of a known text.",
     "serve": "Run the transcription server and its web page.",
-    "demo": "Show what an Imputer does, on recordings made on the spot.",
+    "demo": "Watch the shipped models write, pass by pass; or train one.",
     "prepare": "Turn a corpus or a folder of recordings into a manifest.",
     "train": "Train a CTC expert or an Imputer.",
     "evaluate": "Score a model: word and character error rates with intervals.",
@@ -25,14 +27,23 @@ app = App(
     name="imputer",
     version=__version__,
     help="Speech recognition in a constant number of parallel passes.",
+    default_parameter=Parameter(negative_iterable=()),  # no --empty-something
 )
 for name, summary in COMMANDS.items():
     app.command(f"imputer.commands.{name}:{name}", name=name, help=summary)
 
 
+def explain(words: list[str]) -> None:
+    """Give the command that is called its whole docstring as help; the others, not imported, keep their summary."""
+    called = next((word for word in words if word in COMMANDS), None)
+    if called:
+        app[called].help = None
+
+
 def main() -> NoReturn:
     """Run the command line; a person's mistake is one line on stderr and its exit code."""
     try:
+        explain(sys.argv[1:])
         app(sys.argv[1:])
     except ImputerError as error:
         print(f"imputer: {error}", file=sys.stderr)
@@ -43,4 +54,11 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What could not be written is still in the buffer, and Python would try once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"imputer: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)

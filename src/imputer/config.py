@@ -1,14 +1,20 @@
 """Configuration: frozen dataclasses read from TOML; a refusal says which key, what it got, what it takes."""
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import io
 import json
+import sys
+import tokenize
 import tomllib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from imputer.errors import UsageError
 from imputer.features import Augmentation
@@ -16,40 +22,87 @@ from imputer.features import Augmentation
 Section = TypeVar("Section")
 
 
+class Range(NamedTuple):
+    """The numbers that a key takes, in words and as a test."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+Count = Annotated[int, Range("1 or more", lambda n: n >= 1)]
+CountOrNone = Annotated[int, Range("0 or more", lambda n: n >= 0)]
+Seed = Annotated[int, Range("0 to 2^63 - 1", lambda n: 0 <= n < 2**63)]
+Positive = Annotated[float, Range("above 0", lambda x: x > 0)]
+PositiveOrNone = Annotated[float, Range("0 or more", lambda x: x >= 0)]
+Share = Annotated[float, Range("0 to 1", lambda x: 0 <= x <= 1)]
+ShareBelowOne = Annotated[float, Range("0 or more and below 1", lambda x: 0 <= x < 1)]
+
+
+def check_ranges(section: Any) -> None:
+    """Refuse a number outside the range that its field is annotated with; the ``__post_init__`` of every section."""
+    for key, kind in _kinds(type(section)).items():
+        value = getattr(section, key)
+        limited = typing.get_origin(kind) is Annotated
+        if limited and not (_finite(value) and kind.__metadata__[0].holds(value)):
+            raise ValueError(f"{key} = {value!r}, but it takes {_name(kind)}")
+
+
+def _finite(number: float) -> bool:
+    return abs(number) <= sys.float_info.max
+
+
+def _kinds(section: type) -> dict[str, Any]:
+    """The types of a section's fields, with their ranges."""
+    return typing.get_type_hints(section, include_extras=True)
+
+
+# The comment behind a field explains it to the reader of this file, of `imputer train --list-options` and of
+# docs/configuration.md.
+
+
 @dataclass(frozen=True)
 class FrontEnd:
     """From sound to acoustic frames. Which fields matter depends on ``name``."""
 
-    name: str = "filterbank_convolution"  # or "frames", "letters", "moonshine", "huggingface"
-    channels: int = 32  # filterbank_convolution: channels of both convolutions
-    stack: int = 1  # pretrained encoders: this many encoder frames make one acoustic frame
-    feature_size: int = 0  # frames: numbers in each given vector
-    frame_seconds: float = 0.0  # frames: seconds from one given vector to the next
+    name: str = "filterbank_convolution"  # filterbank_convolution, frames, letters, moonshine or huggingface
+    channels: Count = 32  # filterbank_convolution: channels of both convolutions
+    stack: Count = 1  # pretrained encoders: this many encoder frames make one acoustic frame
+    feature_size: CountOrNone = 0  # frames: numbers in each given vector
+    frame_seconds: PositiveOrNone = 0.0  # frames: seconds from one given vector to the next
     source: str = ""  # huggingface: a local folder or a name on the hub
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
 class Model:
     """The self-attention stack, and how its alignments are read."""
 
-    width: int = 512  # hidden size
-    layers: int = 8
-    heads: int = 4
-    filter_size: int = 2048  # inner width of the feed-forward part
-    dropout: float = 0.2
-    merge_repeats: bool = False  # False: the paper's topology; True: classical CTC
-    block_size: int = 8  # default number of passes when decoding
-    window_seconds: float = 24.0  # longest stretch decoded at once: about as long as what it was trained on
+    width: Count = 512  # hidden size, a multiple of twice the heads
+    layers: Count = 8  # of self-attention and feed-forward
+    heads: Count = 4  # of each self-attention
+    filter_size: Count = 2048  # inner width of the feed-forward part
+    dropout: ShareBelowOne = 0.2  # share of the activations left out while training
+    merge_repeats: bool = False  # false: the paper's topology; true: classical CTC
+    block_size: Count = 8  # B: passes of decoding, unless asked for others
+    window_seconds: Positive = 24.0  # longest stretch decoded at once: about as long as those trained on
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """The tokenizer, trained on the transcripts of the training set unless a ready one is named."""
 
-    units: Literal["bpe", "characters"] = "bpe"
-    size: int = 400
+    units: Literal["bpe", "characters"] = "bpe"  # what the tokens are
+    size: Count = 400  # how many tokens of bpe; with characters, those that occur
     tokenizer: str = ""  # a ready tokenizer.model
-    extra_text: tuple[str, ...] = ()  # more text to train it on, one sentence a line
+    extra_text: tuple[str, ...] = ()  # files with more text to train it on, one sentence a line
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -57,12 +110,17 @@ class Data:
     """What to train and validate on."""
 
     train: tuple[str, ...] = ()  # manifests
-    valid: tuple[str, ...] = ()
-    batch_seconds: float = 90.0  # audio in one batch, padding included
-    workers: int = 1  # processes that read audio and compute features
+    valid: tuple[
+        str, ...
+    ] = ()  # manifests of speech that is not trained on; without any, nothing is validated
+    batch_seconds: Positive = 90.0  # audio in one batch, padding included
+    workers: CountOrNone = 1  # processes that read audio and compute features; 0 = the training's own
     strict: bool = False  # stop at the first bad utterance instead of dropping and counting it
-    frames_cache: str = ""  # folder for the frames of a pretrained encoder
-    valid_utterances: int = 200  # at most this many are scored at a validation
+    frames_cache: str = ""  # folder for the frames of a pretrained encoder; by default in ~/.cache/imputer
+    valid_utterances: Count = 200  # at most this many are scored at a validation
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -70,38 +128,44 @@ class Rollin:
     """The roll-in policy q x r that draws (a, a~) for an utterance."""
 
     alignments: str = ""  # file written by `imputer align --store`
-    masking: str = "block"
-    block_size: int = 8
-    all_masked: float = 0.0  # share of utterances shown all masked, on top of what the policy draws
-    noise: Literal["none", "utterance", "token"] = "utterance"  # shift by up to one frame
-    refresh_every: int = 0  # steps between refreshes from a stale copy of the model; 0 = never
+    masking: str = "block"  # block, bernoulli, uniform or block_printed: what of the alignment is shown
+    block_size: Count = 8  # B: frames in a block of the masking policy
+    all_masked: Share = 0.0  # share of utterances shown all masked, on top of what the policy draws
+    noise: Literal["none", "utterance", "token"] = "utterance"  # what is shifted by up to one frame
+    refresh_every: CountOrNone = 0  # steps between refreshes from a stale copy of the model; 0 = never
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
 class Training:
     """Objective, optimisation and book-keeping."""
 
-    objective: Literal["ctc", "imitation", "dynamic_programming"] = "ctc"
-    steps: int = 10_000
-    batches_per_step: int = 1  # over all processes together: more ranks, fewer each, same result
-    learning_rate: float = 1e-3
-    warmup_steps: int = 500
-    schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
-    schedule_steps: int = 0  # the cosine's length, to stop before it is down; 0 = as many as steps
-    weight_decay: float = 0.01
-    clip: float = 1.0  # largest norm of the gradient
-    average: float = 0.0  # decay of the exponential average of the weights; 0 = none
+    objective: Literal["ctc", "imitation", "dynamic_programming"] = "ctc"  # ctc: an expert; else: an Imputer
+    steps: Count = 10_000  # of the optimiser
+    batches_per_step: Count = 1  # over all processes together: more ranks, fewer each, same result
+    learning_rate: Positive = 1e-3  # at its peak
+    warmup_steps: CountOrNone = 500  # in which the learning rate rises to its peak
+    schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"  # of the learning rate after its peak
+    schedule_steps: CountOrNone = 0  # the cosine's length, to stop before it is down; 0 = as many as steps
+    weight_decay: PositiveOrNone = 0.01  # AdamW's, on matrices only
+    clip: Positive = 1.0  # largest norm of the gradient; a large number clips nothing
+    average: ShareBelowOne = 0.0  # decay of the exponential average of the weights; 0 = none
     start_from: str = ""  # model folder whose weights to start from, e.g. the CTC expert's
-    seed: int = 0
-    validate_every: int = 500
-    checkpoint_every: int = 500
-    keep_checkpoints: int = 2
-    log_every: int = 20
-    nonfinite_limit: int = 20  # batches with a loss that is no number, before giving up
-    bf16: bool = False
-    compile: bool = False
-    tensorboard: bool = False
-    threads: int = 0  # torch threads; 0 = torch's own choice
+    seed: Seed = 0  # of everything random
+    validate_every: CountOrNone = 500  # steps between validations; 0 = only after the last
+    checkpoint_every: CountOrNone = 500  # steps between checkpoints; 0 = only after the last, or when stopped
+    keep_checkpoints: CountOrNone = 2  # the newest that stay; 0 = all
+    log_every: CountOrNone = 20  # steps between lines in metrics.jsonl; 0 = only after the last
+    nonfinite_limit: CountOrNone = 20  # batches with a loss that is no number, before giving up
+    bf16: bool = False  # compute in bfloat16 where it is safe
+    compile: bool = False  # let torch.compile fuse the network: a slow start, then faster steps
+    tensorboard: bool = False  # also write the metrics for TensorBoard
+    threads: CountOrNone = 0  # torch threads; 0 = torch's own choice
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -126,7 +190,9 @@ def read(path: Path | str, overrides: dict[str, str] | None = None) -> Config:
             raise UsageError(
                 f"--{name}: options of a configuration look like --section.key, e.g. --training.steps"
             )
-        mapping.setdefault(section, {})[key] = _from_text(text)
+        keys = mapping.setdefault(section, {})
+        if isinstance(keys, dict):  # else it is refused below, by name
+            keys[key] = _from_text(text)
     return build(Config, mapping, where=str(path))
 
 
@@ -160,19 +226,18 @@ def build(kind: type[Section], mapping: dict[str, Any], *, where: str, prefix: s
 def _convert(value: Any, kind: Any, where: str, key: str) -> Any:
     """``value`` as ``kind``; TOML's integers may stand for floats and its arrays for tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return build(typing.cast(type, kind), value, where=where, prefix=f"{key}.")
-    if origin is Literal:
+    if dataclasses.is_dataclass(kind):
+        if isinstance(value, dict):
+            return build(typing.cast(type, kind), value, where=where, prefix=f"{key}.")
+    elif origin is Literal:
         if value in arguments:
             return value
-        takes = " | ".join(map(str, arguments))
     elif origin in (types.UnionType, typing.Union):
         for option in arguments:
             try:
                 return _convert(value, option, where, key)
             except UsageError:
                 continue
-        takes = " or ".join(_name(option) for option in arguments)
     elif origin is tuple:
         if isinstance(value, str | int | float) and arguments[-1] is Ellipsis:
             value = [value]
@@ -180,18 +245,28 @@ def _convert(value: Any, kind: Any, where: str, key: str) -> Any:
         if isinstance(value, list) and fits:
             kinds = arguments if arguments[-1] is not Ellipsis else arguments[:1] * len(value)
             return tuple(_convert(v, k, where, key) for v, k in zip(value, kinds, strict=True))
-        takes = f"an array of {len(arguments)}" if arguments[-1] is not Ellipsis else "an array"
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        if _finite(value):
+            return float(value)
     elif isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    else:
-        takes = _name(kind)
-    raise UsageError(f"{where}: {key} = {value!r}, but it takes {takes}")
+    raise UsageError(f"{where}: {key} = {value!r}, but it takes {_name(kind)}")
 
 
 def _name(kind: Any) -> str:
-    names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    """What a key of this type takes, in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return "a section"
+    if origin is Annotated:
+        return f"{_name(arguments[0])}, {arguments[1].words}"
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_name, arguments))
+    if origin is tuple:
+        return "an array" if arguments[-1] is Ellipsis else f"an array of {len(arguments)}"
+    names = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
     return names.get(kind, str(kind))
 
 
@@ -203,18 +278,57 @@ def _from_text(text: str) -> Any:
         return text
 
 
-def to_toml(sections: dict[str, Any]) -> str:
-    """TOML for a mapping of dataclasses (or plain mappings), readable by ``build``."""
+def to_toml(sections: dict[str, Any], *, explained: bool = False) -> str:
+    """TOML for a mapping of dataclasses (or plain mappings), readable by ``build``.
+
+    explained: behind every key a comment says what it is for and what it takes.
+    """
     parts = []
     for name, section in sections.items():
         items = section if isinstance(section, dict) else vars_of(section)
+        keys = keys_of(type(section)) if explained else []
+        comments = {key.name: "  # " + f"{key.explanation} ({key.takes})".strip() for key in keys}
         lines = [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            f"{key} = {json.dumps(value, ensure_ascii=False)}{comments.get(key, '')}"
             for key, value in items.items()
             if value is not None
         ]
         parts.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What there is to know about one key of a section."""
+
+    name: str
+    default: Any
+    takes: str
+    explanation: str
+
+
+def keys_of(section: type) -> list[Key]:
+    """Every key of a section, as its dataclass has it."""
+    comments, defaults = _comments(section), vars_of(section())
+    return [
+        Key(name, defaults[name], _name(kind), comments.get(name, ""))
+        for name, kind in _kinds(section).items()
+    ]
+
+
+def _comments(section: type) -> dict[str, str]:
+    """The comment behind each field of a dataclass; none where its source is not at hand."""
+    try:
+        source = inspect.getsource(section)
+    except OSError:
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    return {
+        node.target.id: comments.get(node.end_lineno or 0, "")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def vars_of(section: Any) -> dict[str, Any]:

@@ -248,9 +248,9 @@ class Augmentation:
     gain_db: tuple[float, float] = (0.0, 0.0)  # lowest and highest change of level
     noise: float = 0.0  # probability of added noise
     noise_snr_db: tuple[float, float] = (5.0, 30.0)  # lowest and highest signal-to-noise ratio
-    noise_kinds: tuple[str, ...] = ("white", "pink", "babble")
+    noise_kinds: tuple[str, ...] = ("white", "pink", "babble")  # those to draw from
     telephone: float = 0.0  # probability of a telephone line: 8 kHz, 300 to 3400 Hz
-    spec_augment: bool = False
+    spec_augment: bool = False  # whether stripes of the features are blotted out
     time_masks: int = 2  # SpecAugment: stripes over time ...
     time_mask_frames: int = 40  # ... of at most so many frames each ...
     time_mask_share: float = 0.2  # ... and of at most this share of the utterance each
@@ -261,6 +261,9 @@ class Augmentation:
         for name in ("noise", "telephone", "time_mask_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
+        for name in ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_banks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if any(not 0.25 <= factor <= 4.0 for factor in self.speed):
             raise ValueError(f"speed factors must lie in 0.25..4, got {self.speed}")
         for name in ("gain_db", "noise_snr_db"):

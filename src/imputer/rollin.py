@@ -229,6 +229,13 @@ class Provenance:
     frame_seconds: float
 
 
+WAYS_OUT = {  # what to set where one of these differs
+    "tokenizer": "take the expert's tokenizer, --vocabulary.tokenizer EXPERT/model/tokenizer.model",
+    "merge_repeats": "set --model.merge_repeats {}",
+    "frame_seconds": "take the expert's front end (front_end.name, .stack and .frame_seconds)",
+}
+
+
 class AlignmentStore:
     """Alignments by utterance id, read from a memory-mapped safetensors file."""
 
@@ -270,9 +277,10 @@ class AlignmentStore:
             found = getattr(self.provenance, key)
             same = abs(found - value) < 1e-6 if isinstance(value, float) else found == value
             if not same:
+                way_out = WAYS_OUT[key].format(json.dumps(found))
                 raise UsageError(
                     f"{self.path} does not fit this model: its {key} is {found}, the model's {value}; "
-                    "align the corpus again with an expert that shares the tokenizer"
+                    f"{way_out}, or align the corpus again with an expert of the same {key}"
                 )
 
 

@@ -56,6 +56,7 @@ CHANGEABLE = (
 )
 
 TRIM_EVERY = 50  # steps
+MOST_UNALIGNED = 0.01  # of the utterances; more, and the alignments are of another corpus
 
 
 # --- data
@@ -163,6 +164,19 @@ def extractor(
     cache = FramesCache(frames_folder(settings.data.frames_cache, front_end.encoder.key), front_end.encoder)
     cache.fill(utterances)
     return CachedExtract(cache.folder, cache.key, augmentation)
+
+
+@dataclass(frozen=True)
+class OnlyAligned:
+    """Features of an utterance that the expert could align; the others are dropped and counted, as unreadable ones."""
+
+    extract: Callable[[Utterance, torch.Generator], Tensor]
+    unaligned: frozenset[str]
+
+    def __call__(self, utterance: Utterance, generator: torch.Generator) -> Tensor:
+        if utterance.id in self.unaligned:
+            raise ImputerError("the expert could not align it")
+        return self.extract(utterance, generator)
 
 
 def read_vectors(utterance: Utterance, generator: torch.Generator) -> Tensor:
@@ -358,7 +372,7 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
         refuse_changes(folder, settings)
     utterances = open_utterances(settings.data.train, "data.train", strict=settings.data.strict)
     valid = open_utterances(settings.data.valid, "data.valid", strict=False) if settings.data.valid else None
-    vocabulary = shared_vocabulary(settings, folder, utterances, here)
+    vocabulary = shared_vocabulary(settings, folder, utterances, here, resumed=bool(resumed))
     torch.manual_seed(settings.training.seed)
     model = Imputer(settings.model, settings.front_end, vocabulary.size)
     plain_extract = extractor(settings, model.front_end, utterances, augment=False)
@@ -368,7 +382,7 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
         statistics = feature_statistics(utterances, plain_extract, seed=settings.training.seed)
         model.front_end.normalisation.fit(*statistics)
     model.to(here.device)
-    expert = expert_for(settings, model, vocabulary, utterances)
+    expert, unaligned = expert_for(settings, model, vocabulary, utterances)
     objective = Objective(model, settings, expert)
     trained: nn.Module = objective
     if settings.training.compile:
@@ -381,7 +395,7 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
     stream = Stream(
         utterances,
         vocabulary,
-        extractor(settings, model.front_end, utterances, augment=True),
+        OnlyAligned(extractor(settings, model.front_end, utterances, augment=True), unaligned),
         [model.front_end.feature_frames(seconds * longest) for seconds in utterances.durations()],
         model.front_end.feature_frames(settings.data.batch_seconds),
         settings.training.seed,
@@ -411,7 +425,6 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
     if resumed:
         run.progress, tensors = checkpoints.load(resumed)
         checkpoints.unpack(tensors, model, run.optimizer, average)
-        forget_metrics_after(folder, run.progress.step, here)
         refreshed = settings.rollin.refresh_every and run.progress.step // settings.rollin.refresh_every
         if refreshed:
             path = stale_path(folder, refreshed * settings.rollin.refresh_every)
@@ -419,12 +432,13 @@ def prepare(settings: config.Config, folder: Path, here: Ranks) -> Run:
     elif here.first:
         with files.replacing(folder / "config.toml") as path:
             path.write_text(config.to_toml({name: getattr(settings, name) for name in vars(settings)}))
+    forget_metrics_after(folder, run.progress.step, here)
     here.wait()
     return run
 
 
 def check(settings: config.Config, here: Ranks) -> None:
-    """What the types cannot say."""
+    """What types and ranges cannot say."""
     training = settings.training
     if training.batches_per_step % here.count:
         raise UsageError(
@@ -445,13 +459,6 @@ def check(settings: config.Config, here: Ranks) -> None:
 
     if settings.rollin.masking not in POLICIES:
         raise UsageError(f"rollin.masking = {settings.rollin.masking!r}, but there are {', '.join(POLICIES)}")
-    for name, value in (("steps", training.steps), ("batches_per_step", training.batches_per_step)):
-        if value < 1:
-            raise UsageError(f"training.{name} = {value}, but it takes 1 or more")
-    if settings.rollin.block_size < 1:
-        raise UsageError(f"rollin.block_size = {settings.rollin.block_size}, but it takes 1 or more")
-    if not 0 <= settings.rollin.all_masked <= 1:
-        raise UsageError(f"rollin.all_masked = {settings.rollin.all_masked}, but it is a share, 0 to 1")
 
 
 def refuse_changes(folder: Path, settings: config.Config) -> None:
@@ -466,11 +473,14 @@ def refuse_changes(folder: Path, settings: config.Config) -> None:
 
 
 def shared_vocabulary(
-    settings: config.Config, folder: Path, utterances: Utterances, here: Ranks
+    settings: config.Config, folder: Path, utterances: Utterances, here: Ranks, *, resumed: bool
 ) -> Vocabulary:
-    """The run's tokenizer; the first rank makes it, all read the same file."""
+    """The run's tokenizer; the first rank makes it, all read the same file.
+
+    A run that has no checkpoint makes it anew: the one in its folder may be of a start that failed.
+    """
     path = folder / models.TOKENIZER
-    if here.first and not path.is_file():
+    if here.first and not (resumed and path.is_file()):
         vocabulary = vocabulary_for(settings, utterances)
         with files.replacing(path) as temporary:
             vocabulary.save(temporary)
@@ -491,22 +501,28 @@ def start_from(folder: str, model: Imputer, vocabulary: Vocabulary) -> None:
 
 def expert_for(
     settings: config.Config, model: Imputer, vocabulary: Vocabulary, utterances: Utterances
-) -> Callable[[str], list[int]] | None:
-    """The expert's stored alignments, checked against tokenizer and corpus; None for CTC."""
+) -> tuple[Callable[[str], list[int]] | None, frozenset[str]]:
+    """The expert's stored alignments, checked against tokenizer and corpus, and which lack one; None for CTC.
+
+    A few may lack one: with repeats merged, for instance, not every text fits into its frames.
+    """
     if settings.training.objective == "ctc":
-        return None
+        return None, frozenset()
     store = rollin.AlignmentStore(settings.rollin.alignments)
     store.check(rollin.Provenance(vocabulary.fingerprint, model.merge_repeats, model.front_end.frame_seconds))
     missing = [u.id for u in utterances if u.id not in store]
-    if missing:
+    unaligned = frozenset(missing)
+    if len(missing) > MOST_UNALIGNED * len(utterances):
         raise UsageError(
             f"{store.path} has no alignment for {len(missing)} of {len(utterances)} utterances, first {missing[0]}; "
             "align this corpus, or drop them from the manifest"
         )
     for utterance in (utterances[0], utterances[len(utterances) // 2], utterances[len(utterances) - 1]):
+        if utterance.id in unaligned:
+            continue
         target = vocabulary.encode(utterance.text)
         rollin.check_collapses(store(utterance.id), target, utterance.id, merge_repeats=model.merge_repeats)
-    return store
+    return store, unaligned
 
 
 def optimiser(model: Imputer, settings: config.Training) -> torch.optim.Optimizer:
@@ -534,7 +550,7 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
                 run.objective.expert = stale_copy(run)
             figures = take_step(run, [next(stream) for _ in range(share)])
             step = run.progress.step
-            if figures and (step % training.log_every == 0 or step == training.steps):
+            if figures and due(step, training.log_every, training.steps):
                 speed = (run.progress.seconds_of_audio - audio_before) / (time.monotonic() - started)
                 figures |= {"audio_seconds_per_second": round(speed, 1)}
                 run.log({"step": step, "epoch": run.progress.epoch, **figures})
@@ -545,15 +561,20 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
             advance(1)
             if step % TRIM_EVERY == 0:
                 give_back_memory()
-            if run.valid and (step % training.validate_every == 0 or step == training.steps):
+            if run.valid and due(step, training.validate_every, training.steps):
                 with averaged_weights(run):
                     run.log({"step": step, "valid": validate(run)})
             stopping = bool(run.ranks.total([float(stop_asked())])[0])
-            if step % training.checkpoint_every == 0 or step == training.steps or stopping:
+            if stopping or due(step, training.checkpoint_every, training.steps):
                 save_checkpoint(run)
             if stopping and step < training.steps:
                 return False
     return True
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether now is the time for what is done every so many steps and after the last; 0 = only after the last."""
+    return step == last or (every > 0 and step % every == 0)
 
 
 def take_step(run: Run, share: list[tuple[int, int, batching.Batch]]) -> dict[str, float] | None:

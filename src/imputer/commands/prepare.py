@@ -38,10 +38,10 @@ def prepare(
 ) -> None:
     """Turn a corpus or a folder of recordings into a manifest, or look into one.
 
-    imputer prepare folder recordings/ --output mine.jsonl
-    imputer prepare librispeech data/ --download --split dev-clean --output data/dev-clean.jsonl
-    imputer prepare digits audiomnist/ --output digits.jsonl
-    imputer prepare --inspect mine.jsonl
+    - imputer prepare folder recordings/ --output mine.jsonl
+    - imputer prepare librispeech data/ --download --split dev-clean --output data/dev-clean.jsonl
+    - imputer prepare digits audiomnist/ --output digits.jsonl
+    - imputer prepare --inspect mine.jsonl
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ def train(
     """Train a CTC expert or an Imputer, or go on with a training that was interrupted.
 
     Every key of the configuration can be set as --section.key value, e.g. --training.steps 2000;
-    --list-options shows them all. The run folder holds the configuration, the tokenizer, metrics.jsonl,
+    --list-options explains them all. The run folder holds the configuration, the tokenizer, metrics.jsonl,
     checkpoints and, in the end, the model folder.
 
     Parameters
@@ -28,14 +28,14 @@ def train(
     output
         Folder of the run. By default runs/ and the name of the configuration.
     list_options
-        Show every key with the value it would have, and stop.
+        Show every key with the value it would have, what it is for and what it takes, and stop.
     """
     overrides = parse_options(options)
     from imputer import config as configuration
 
     settings = configuration.read(config, overrides)
     if list_options:
-        print(configuration.to_toml({name: getattr(settings, name) for name in vars(settings)}), end="")
+        print(configuration.to_toml(vars(settings), explained=True), end="")
         return
     from imputer import training
 

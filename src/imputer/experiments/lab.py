@@ -16,19 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from imputer import (
-    alignments,
-    batching,
-    config,
-    decoding,
-    evaluation,
-    files,
-    manifest,
-    progress,
-    rollin,
-    scoring,
-    training,
-)
+from imputer import alignments, batching, config, decoding, evaluation, files, progress, scoring, training
 from imputer import model as models
 from imputer.commands.align import align_manifests
 from imputer.experiments import results
@@ -253,12 +241,12 @@ class Trainings:
         self.used[trained.folder] = trained
         if not (trained.model / models.CONFIG).is_file():
             tokenizer = self._tokenizer(settings)
-            store, corpus = aligned(expert, self.dataset) if expert else ("", self.dataset.train)
             settings = replace(
                 settings,
-                data=replace(settings.data, train=(str(corpus),)),
                 vocabulary=replace(settings.vocabulary, tokenizer=str(tokenizer)),
-                rollin=replace(settings.rollin, alignments=str(store)),
+                rollin=replace(
+                    settings.rollin, alignments=str(aligned(expert, self.dataset)) if expert else ""
+                ),
                 training=replace(settings.training, start_from=str(start.model) if start else ""),
             )
             say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
@@ -320,11 +308,8 @@ def _digest(content: Any) -> str:
     return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=5).hexdigest()
 
 
-def aligned(expert: Trained, dataset: DataSet) -> tuple[Path, Path]:
-    """The training set's best alignments under the expert, made once (eqn:argmax_alignment), and what has one.
-
-    With repeats merged a few texts may not fit into their frames; they are left out.
-    """
+def aligned(expert: Trained, dataset: DataSet) -> Path:
+    """The training set's best alignments under the expert, made once (eqn:argmax_alignment)."""
     store = expert.folder / f"{dataset.name}.alignments"
     if not store.is_file():
         data = dataset.settings.data
@@ -332,13 +317,7 @@ def aligned(expert: Trained, dataset: DataSet) -> tuple[Path, Path]:
             align_manifests(
                 [dataset.train], store, str(expert.model), data.batch_seconds, data.workers, data.frames_cache
             )
-    known = rollin.AlignmentStore(str(store))
-    fitting = [utterance for utterance in Manifest(dataset.train) if utterance.id in known]
-    if len(fitting) == len(Manifest(dataset.train)):
-        return store, dataset.train
-    corpus = store.with_suffix(".jsonl")
-    manifest.write(corpus, fitting)
-    return store, corpus
+    return store
 
 
 # --- decoding and scoring
