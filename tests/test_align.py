@@ -1,6 +1,7 @@
 """`imputer align`: word times of a known text, in every format, for recordings of any length."""
 
 import json
+import resource
 import subprocess
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from imputer import aligning, alignments
+from imputer import aligning, alignments, manifest, rollin
 from imputer import model as models
+from imputer.errors import ImputerError
 from imputer.manifest import Manifest, Utterance
 from trainings import imputer
 
@@ -107,19 +109,75 @@ def test_a_long_recording_is_aligned_exactly_in_pieces(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["no.wav", "--text", "abc"], 1, "no.wav: no such file"),
+        (["no.wav", "--text", "abc"], 2, "no.wav: no such file"),
         (["AUDIO"], 2, "give a recording and its text"),
         (["AUDIO", "no.txt"], 2, "cannot read the text no.txt"),
         (["AUDIO", "--text", "..."], 2, "the text is empty"),
         (["AUDIO", "--text", "xyz"], 1, "x"),
         (["AUDIO", "--text", "abcdefgh " * 40], 1, "tokens, but the recording holds only"),
+        (["AUDIO", "--text", "abc", "-o", "AUDIO/x.json"], 2, "is no folder"),
         (["--manifest", "m.jsonl"], 2, "--manifest and --store together"),
+        (
+            ["--manifest", "m.jsonl", "--store", "s", "--workers", "-1"],
+            2,
+            "--workers must be 0 or more, got -1",
+        ),
+        (["--manifest", "m.jsonl", "--store", "s", "--batch-seconds", "0"], 2, "above 0, got 0"),
+        (["--manifest", "m.jsonl", "--store", "s", "--batch-seconds", "nan"], 2, "above 0, got nan"),
+        (["--manifest", "m.jsonl", "--store", "AUDIO/s"], 2, "is no folder"),
     ],
 )
 def test_mistakes_are_one_line(
     utterance: Utterance, expert: Path, words: list[str], code: int, says: str
 ) -> None:
-    words = [utterance.audio_filepath if word == "AUDIO" else word for word in words]
+    words = [word.replace("AUDIO", utterance.audio_filepath) for word in words]
     said: subprocess.CompletedProcess[str] = imputer("align", *words, "--model", str(expert), check=False)
     assert (said.returncode, says in said.stderr) == (code, True), said.stderr
     assert "Traceback" not in said.stderr
+
+
+def test_several_manifests_go_into_one_store(corpus: str, expert: Path, tmp_path: Path) -> None:
+    utterances = list(Manifest(corpus))
+    paths = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    manifest.write(paths[0], utterances[:3])
+    manifest.write(paths[1], utterances[3:])
+    store = tmp_path / "both.alignments"
+    rest = ("--model", str(expert), "--store", str(store))
+    said = imputer("align", "--manifest", *paths, *rest).stdout
+    assert f"{len(utterances)} of {len(utterances)} utterances aligned" in said
+    assert sorted(rollin.AlignmentStore(store).names) == sorted(utterance.id for utterance in utterances)
+    twice = imputer("align", "--manifest", paths[0], paths[0], *rest, check=False)
+    assert (
+        twice.returncode == 2
+        and f"{utterances[0].id!r} is in {paths[0]} and again in {paths[0]}" in twice.stderr
+    )
+
+
+def test_a_corpus_of_which_nothing_can_be_aligned_leaves_no_store(expert: Path, tmp_path: Path) -> None:
+    manifest.write(tmp_path / "m.jsonl", [Utterance(name, f"{name}.wav", 1.0, "abc") for name in "ab"])
+    store = tmp_path / "store"
+    words = ("--manifest", str(tmp_path / "m.jsonl"), "--model", str(expert), "--store", str(store))
+    said = imputer("align", *words, check=False)
+    assert said.returncode == 1 and "of 2 utterances none could be aligned; the first: " in said.stderr
+    assert ".wav" in said.stderr and len(said.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_a_recording_is_called_alike_by_align_and_transcribe(utterance: Utterance, expert: Path) -> None:
+    stem = Path(utterance.audio_filepath).stem
+    said = imputer("transcribe", utterance.audio_filepath, "--model", str(expert), "--format", "ctm").stdout
+    found = aligned(utterance, expert, "--format", "ctm")
+    assert {line.split()[0] for line in (said + found).splitlines()} == {stem}
+
+
+def test_a_store_that_does_not_fit_the_disk_is_one_line(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk; safetensors has an exception of its own for it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    provenance = rollin.Provenance("x", False, 0.04)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(ImputerError, match=f"cannot write {tmp_path / 'store'}"):
+            rollin.write_alignments(tmp_path / "store", [("a", [1] * 9000)], provenance)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())

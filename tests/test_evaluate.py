@@ -113,7 +113,30 @@ def test_unreadable_recordings_are_told_and_the_others_scored(run, place, tmp_pa
     lines = [Utterance("fine", str(place / "1.flac"), 1.0, "ba"), Utterance("gone", "gone.wav", 1.0, "ba")]
     manifest.write(tmp_path / "m.jsonl", lines)
     code, out, err = run(tmp_path / "m.jsonl", "--model", place / "good")
-    assert code == 1 and "1 utterances" in out and "gone.wav: no such file" in err
+    assert code == 1 and "1 utterance " in out and "gone.wav: no such file" in err
+
+
+def test_nothing_is_scored_where_nothing_can_be_read(run, place, tmp_path):
+    manifest.write(tmp_path / "m.jsonl", [Utterance(name, f"{name}.wav", 1.0, "ba") for name in "ab"])
+    path = tmp_path / "scores.json"
+    models = ("--model", place / "good", "--compare", place / "bad")
+    code, out, err = run(tmp_path / "m.jsonl", *models, "--json", path)
+    assert (code, out) == (1, "") and "of 2 recordings none could be read" in err and "a.wav" in err
+    assert len(err.splitlines()) == 1 and not path.exists()
+
+
+def test_everything_is_there_before_anything_is_scored(run, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("scored too early"))
+    test, good = place / "test.jsonl", place / "good"
+    for arguments, message in {
+        ("--compare", "nowhere"): "no model folder nowhere",
+        ("--beside", tmp_path): "is no model folder",
+        ("--json", test / "scores.json"): f"cannot write {test / 'scores.json'}",
+        ("--json", tmp_path): "it is a folder",
+        ("--device", "nowhere"): "device 'nowhere'",
+    }.items():
+        code, out, err = run(test, "--model", good, *arguments)
+        assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1, err
 
 
 def test_letters_the_model_does_not_know_are_told(run, place, tmp_path):

@@ -99,7 +99,9 @@ def test_both_topologies_and_other_shapes_export(folders, tmp_path):
         "impute.onnx",
         "tokenizer.model",
     ]
-    with pytest.raises(UsageError, match=r"has no encode\.int8\.onnx"):
+    with pytest.raises(
+        UsageError, match=r"has no encode\.int8\.onnx; .*without --no-int8: imputer export MODEL"
+    ):
         export.load(tmp_path / "out", int8=True)
 
 
@@ -134,6 +136,23 @@ def test_a_missing_extra_says_how_to_get_it(folders, tmp_path, monkeypatch):
 def test_the_callers_mistakes(tmp_path):
     code, _, err = call("export", "nowhere", tmp_path / "p")
     assert code == 2 and err.startswith("imputer: no model folder nowhere")
+
+
+def test_an_export_is_no_model_for_torch(folders, tmp_path):
+    for words in (
+        ("transcribe", "x.wav", "--model", folders / "onnx"),
+        ("export", folders / "onnx", tmp_path / "p"),
+        ("export", folders / "onnx", tmp_path / "p", "--half"),
+    ):
+        code, _, err = call(*words)
+        assert code == 2 and "add --runtime onnx, or name the folder that it was exported from" in err, err
+
+
+def test_a_folder_that_cannot_be_made(folders):
+    below = folders / "model" / "config.toml"
+    for more in ((), ("--half",)):
+        code, _, err = call("export", folders / "model", below, *more)
+        assert code == 1 and f"{below} is no folder" in err and len(err.splitlines()) == 1, err
 
 
 def test_half_the_size_and_the_same_text(folders, spoken, tmp_path):

@@ -1,8 +1,10 @@
 """The recogniser, on the language of tones: real audio, a real network, a real tokenizer."""
 
 import io
+import re
 import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,7 +240,19 @@ def test_a_seam_prefers_pauses_and_agreement():
     assert windows.seam([0, 0, 5, 0, 0, 0, 0, 7, 0, 0], [0, 0, 5, 0, 0, 0, 0, 0, 0, 0]) >= 3
 
 
-@pytest.mark.parametrize("window, overlap", [(4.0, 4.0), (4.0, 5.0), (0.0, 0.0), (1.0, 0.001), (4.0, -1.0)])
+@pytest.mark.parametrize(
+    "window, overlap",
+    [
+        (4.0, 4.0),
+        (4.0, 5.0),
+        (0.0, 0.0),
+        (1.0, 0.001),
+        (4.0, -1.0),
+        (np.nan, 1.0),
+        (np.inf, 1.0),
+        (4.0, np.nan),
+    ],
+)
 def test_bad_windows(listener, window, overlap):
     with pytest.raises(UsageError, match="overlap"):
         listener.transcribe(np.zeros(16_000, np.float32), window=window, overlap=overlap)
@@ -286,6 +300,38 @@ def test_a_recording_that_breaks_half_way(listener, tmp_path):
     assert len(results) == 2  # told once, not once a window
     found = dict(results)
     assert isinstance(found[0], ImputerError) and "long.flac" in str(found[0]) and found[1].text == "ba"
+
+
+@pytest.mark.parametrize("rate", [0, -16_000, float("nan"), float("inf")])
+def test_bad_sample_rates(listener, rate):
+    with pytest.raises(UsageError, match="sample_rate"):
+        listener.transcribe(np.zeros(16_000, np.float32), sample_rate=rate)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cpu:x", "hpu", "meta"])
+def test_bad_devices(folder, device):
+    with pytest.raises(UsageError, match=f"device '{device}' cannot be used here"):
+        Recognizer.from_pretrained(folder, device=device)
+
+
+def test_a_model_that_says_no_block_size(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    path = tmp_path / "model" / "config.toml"
+    path.write_text(re.sub(r"block_size = \d+", "block_size = 0", path.read_text()))
+    with pytest.raises(UsageError, match="block_size"):
+        Recognizer.from_pretrained(tmp_path / "model")
+
+
+def test_a_folder_of_the_name_does_not_hide_a_shipped_model(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "digits"
+    run.mkdir()
+    (run / "config.toml").write_text(
+        "[training]\nsteps = 1\n"
+    )  # as `imputer train digits.toml digits` leaves it
+    assert recognizer.model_folder("digits") == recognizer.MODELS / "digits"
+    shutil.copytree(folder, run, dirs_exist_ok=True)
+    assert recognizer.model_folder("digits") == Path("digits")
 
 
 @pytest.mark.parametrize("block_size", [0, -3, 1.5, True])

@@ -26,8 +26,10 @@ from hypothesis import given, strategies
 
 import tones
 from imputer import decoding, transcripts
+from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
 from imputer.server import engine, metrics, uploads
+from imputer.server.app import folders
 from imputer.server.batcher import BATCH_COST_SECONDS, Ask, Batcher, Job, Window, choose
 from imputer.server.failures import Failure
 from imputer.server.metrics import Metrics
@@ -266,6 +268,7 @@ ENVELOPES = {
         "invalid_value",
     ),
     "granularity of text": (400, {"timestamp_granularities[]": "word"}, "invalid_value"),
+    "logprobs of text": (400, {"include[]": "logprobs", "response_format": "text"}, "invalid_value"),
     "stream maybe": (400, {"stream": "maybe"}, "invalid_value"),
     "stream of subtitles": (400, {"stream": "true", "response_format": "srt"}, "invalid_value"),
     "misspelt field": (400, {"block_sise": "8"}, "invalid_value"),
@@ -299,14 +302,14 @@ def test_forms_that_are_none(address):
     error = check_envelope(post(url, files={"audio": ("a.wav", wav())}), 400, "wrong_field")
     assert "'audio'" in error["message"] and "'file'" in error["message"]
     check_envelope(post(url, files={"file": (None, "text")}), 400, "missing_file")
-    check_envelope(post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400)
+    check_envelope(post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400, "invalid_form")
     garbage = {"content-type": "multipart/form-data; boundary=xx"}
     check_envelope(post(url, content=b"no boundary here", headers=garbage), 400)
     check_envelope(post(url, content=b"--xx\r\nhalf a", headers=garbage), 400)
     check_envelope(post(url, content=b"", headers={"content-type": "multipart/form-data"}), 400)
     many = [(f"field{n}", (None, "x")) for n in range(100)]
     check_envelope(post(url, files=many), 400)
-    check_envelope(get(url), 405)
+    check_envelope(get(url), 405, "wrong_method")
     check_envelope(get(address + "/nothing/here"), 404)
 
 
@@ -927,6 +930,8 @@ def test_several_workers(folder):
         (["--api-key-file", "nokeys"], "nokeys has no key in it"),
         (["--api-key-file", "missing"], "cannot read the keys in missing"),
         (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--patience-ms", "nan"], "--patience-ms must be at least 0, got nan"),
+        (["--host", "no.such.host.invalid"], "choose another with --host"),
         (["--max-seconds", "-1"], "--max-seconds must be a number above 0"),
     ],
 )
@@ -938,6 +943,16 @@ def test_mistakes_are_one_line(tmp_path, folder, arguments, message):
     )
     assert done.returncode == 2 and message in done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("imputer: ")
+
+
+def test_models_of_two_runs_are_called_as_the_runs(tmp_path):
+    places = [tmp_path / "first" / "model", tmp_path / "second" / "model", tmp_path / "third"]
+    for place in places:
+        place.mkdir(parents=True)
+    assert folders(tuple(map(str, places))) == dict(zip(("first", "second", "third"), places, strict=True))
+    (tmp_path / "other" / "third").mkdir(parents=True)
+    with pytest.raises(UsageError, match="two models would be called third"):
+        folders((str(places[2]), str(tmp_path / "other" / "third")))
 
 
 def test_port_in_use(folder):
@@ -984,7 +999,7 @@ def test_documentation_knows_every_option_field_and_code():
     import inspect
 
     from imputer.commands.serve import serve
-    from imputer.server import guard, protocol
+    from imputer.server import app, guard, protocol
 
     text = (Path(__file__).parents[1] / "docs" / "deploying.md").read_text()
     told = set(re.findall(r"`(--[a-z-]+)`", text.partition("## Transcribing")[0]))
@@ -996,5 +1011,6 @@ def test_documentation_knows_every_option_field_and_code():
     for name in metrics.FIGURES:
         assert name in text
     source = "".join(path.read_text() for path in Path(guard.__file__).parent.glob("*.py"))
-    for code in set(re.findall(r'code="([a-z_]+)"', source)) - {"internal_error", "not_found", "empty_audio"}:
+    codes = {*re.findall(r'code="([a-z_]+)"', source), *app.CODES.values()}
+    for code in codes - {"internal_error", "not_found", "empty_audio"}:
         assert f"`{code}`" in text, code

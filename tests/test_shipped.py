@@ -47,6 +47,19 @@ def test_the_demo_shows_every_model_and_what_to_try():
     assert "pass 8" in shown and "imputer transcribe your.wav" in shown
 
 
+def test_the_demo_keeps_only_what_it_trains(tmp_path):
+    refused = imputer("demo", "--keep", str(tmp_path / "kept"), check=False)
+    assert refused.returncode == 2 and "add --train" in refused.stderr
+
+
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_subtitles_of_the_sample_are_two_lines(form):
+    written = imputer("transcribe", str(MODELS / "english" / "sample.wav"), "--format", form).stdout
+    cues = [cue.partition(" --> ")[2].split("\n")[1:] for cue in written.split("\n\n") if " --> " in cue]
+    assert " ".join(line for cue in cues for line in cue) == SAMPLES["english"]
+    assert all(len(cue) <= 2 and len(line) <= 42 for cue in cues for line in cue)
+
+
 def test_english_is_the_default_and_its_extra_is_named_when_missing(monkeypatch):
     sample = str(MODELS / "english" / "sample.wav")
     assert imputer("transcribe", sample).stdout.strip() == SAMPLES["english"]

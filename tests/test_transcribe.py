@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 import typing
 
@@ -73,11 +74,53 @@ def test_every_format_to_a_folder_and_a_file(run, model, folder, tmp_path, forma
     code, printed, _ = run(folder, "--model", model, "--format", format, "--output", out)
     ending = "TextGrid" if format == "textgrid" else format
     assert (code, printed) == (0, "")
-    assert sorted(p.name for p in out.iterdir()) == sorted(f"{name}.{ending}" for name in TEXTS)
-    assert "midago" in (out / f"c.ogg.{ending}").read_text().replace("\n", " ")
+    written = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert written == [f"{name}.{ending}" for name in ("a.wav", "b.flac", "inner/c.ogg")]
+    assert "midago" in (out / f"inner/c.ogg.{ending}").read_text().replace("\n", " ")
     single = tmp_path / "single.out"
     assert run(folder / "a.wav", "--model", model, "--format", format, "-o", single)[0] == 0
     assert single.read_text()
+
+
+def test_recordings_of_one_name_keep_apart(run, model, folder, tmp_path):
+    again = folder / "inner" / "a.wav"
+    soundfile.write(again, tones.speak("lu", 900)[0], tones.RATE)
+    out = tmp_path / "out"
+    assert run(folder, "--model", model, "-o", out)[0] == 0
+    assert (out / "a.wav.txt").read_text() == TEXTS["a.wav"] + "\n"
+    assert (out / "inner" / "a.wav.txt").read_text() == "lu\n"
+    other = tmp_path / "other"
+    code, _, err = run(folder / "a.wav", again, "--model", model, "-o", other)
+    assert code == 2 and f"{folder / 'a.wav'} and {again} would both be written" in err
+    assert not other.exists()
+
+
+def test_what_output_names(run, model, folder, tmp_path):
+    """A slash at its end makes a folder of any name, and a file that is there stays a file."""
+    wav = folder / "a.wav"
+    assert run(wav, "--model", model, "-o", f"{tmp_path / 'x.dir'}/")[0] == 0
+    assert (tmp_path / "x.dir" / "a.wav.txt").read_text() == TEXTS["a.wav"] + "\n"
+    plain = tmp_path / "transcript"
+    plain.write_text("old")
+    assert run(wav, "--model", model, "-o", plain)[0] == 0
+    assert plain.read_text() == TEXTS["a.wav"] + "\n"
+    for below in (f"{plain}/x.txt", f"{plain}/", f"{plain}/x/y.txt"):
+        code, out, err = run(wav, "--model", model, "-o", below)
+        assert (code, out) == (2, "") and f"cannot write {plain}" in err and len(err.splitlines()) == 1, err
+
+
+def test_a_recording_is_not_written_over(run, model, folder):
+    before = (folder / "a.wav").read_bytes()
+    code, _, err = run(folder / "a.wav", "--model", model, "-o", folder / "a.wav")
+    assert code == 2 and "is the recording itself" in err and (folder / "a.wav").read_bytes() == before
+
+
+def test_standard_output_on_a_full_disk(model, folder):
+    words = [sys.executable, "-m", "imputer", "transcribe", str(folder / "a.wav"), "--model", model]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "imputer: cannot write to standard output: No space left on device\n"
 
 
 def test_json_lines_hold_times(run, model, folder):
@@ -125,6 +168,11 @@ def test_the_callers_mistakes(run, model, folder, tmp_path):
         (wav, "--model", model, "--block-size", 0): "block size must be a whole number of at least 1, got 0",
         (wav, "--model", model, "--block-size", -2): "got -2",
         (wav, "--model", model, "--overlap", 30): "overlap",
+        (wav, "--model", model, "--window", "nan"): "got nan",
+        (wav, "--model", model, "--window", "inf"): "got inf",
+        (wav, "--model", model, "--device", "nowhere"): "device 'nowhere' cannot be used here",
+        (wav, "--model", model, "--runtime", "onnx", "--device", "cuda"): "runs on the cpu",
+        (wav, "--model", model, "--show", "--format", "json"): "add --output",
         (wav, "--model", model, "--runtime", "onnx"): "imputer export",
         (folder, "--model", model, "--format", "srt"): "--output FOLDER",
         (wav, "--modle", model): "unknown option --modle",
@@ -152,8 +200,14 @@ def test_show_prints_every_pass_where_there_is_no_terminal(run, model, folder):
     assert set(rows[0]) <= set("│∅ ") and "∅" not in rows[-1] and "[go" in out
 
 
+def test_show_writes_the_output_as_well(run, model, folder, tmp_path):
+    path = tmp_path / "a.json"
+    code, out, _ = run(folder / "a.wav", "--model", model, "--show", "--format", "json", "-o", path)
+    assert code == 0 and "pass 8" in out and json.loads(path.read_text())["text"] == TEXTS["a.wav"]
+
+
 def test_figure(run, model, folder, tmp_path):
-    picture = tmp_path / "path.svg"
+    picture = tmp_path / "path.SVG"
     code, out, _ = run(folder / "a.wav", "--model", model, "--figure", picture, "--format", "json")
     assert code == 0 and "trace" not in json.loads(out) and "<svg" in picture.read_text()[:1000]
     code, _, err = run(folder, "--model", model, "--figure", picture)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,7 @@ def test_srt():
     assert cues[0].split("\n")[1].startswith("00:00:00,000 --> 00:00:")
     assert cues[-1] == f"{len(cues)}\n02:01:40,500 --> 02:01:41,250\nlater"
     assert all(len(line) <= 42 for cue in cues for line in cue.split("\n")[2:])
+    assert all(len(cue.split("\n")) <= 2 + 2 for cue in cues)
     spoken = " ".join(" ".join(cue.split("\n")[2:]) for cue in cues)
     assert spoken == LONG.text
 
@@ -118,14 +120,26 @@ def test_cues_break_at_pauses_and_when_full():
     assert transcripts.cues([]) == []
 
 
+@given(st.lists(st.integers(1, 30), max_size=60))
+def test_a_cue_is_two_lines_and_has_no_room_for_the_next_word(lengths):
+    """Wrapping loses room at the ends of lines, so that characters alone do not tell whether a cue is full."""
+    words = [Word("x" * n, 0.01 * i, 0.01 * i + 0.01, 1.0) for i, n in enumerate(lengths)]
+    cues = transcripts.cues(words)
+    assert [word for cue in cues for word in cue] == words
+    texts = [" ".join(word.text for word in cue) for cue in cues]
+    assert all(len(textwrap.wrap(text, 42)) <= 2 for text in texts)
+    for text, following in itertools.pairwise(texts):
+        assert len(textwrap.wrap(f"{text} {following.split()[0]}", 42)) == 3
+
+
 def test_vtt_escapes():
     text = FORMATS["vtt"](said(("<b>&", 0.0, 1.0)), "x")
     assert text == "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\n&lt;b&gt;&amp;\n\n"
 
 
 def test_ctm():
-    text = FORMATS["ctm"](said(("hello", 0.12, 0.5), ("you", 0.5, 1.0)), "my file.wav")
-    assert text == "my_file.wav 1 0.120 0.380 hello 0.5000\nmy_file.wav 1 0.500 0.500 you 0.5000\n"
+    text = FORMATS["ctm"](said(("hello", 0.12, 0.5), ("you", 0.5, 1.0)), "some/my file.v2.wav")
+    assert text == "my_file.v2 1 0.120 0.380 hello 0.5000\nmy_file.v2 1 0.500 0.500 you 0.5000\n"
 
 
 @given(st.lists(st.integers(0, 7), max_size=40))

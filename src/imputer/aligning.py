@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from imputer import alignments, batching, lattice, progress, rollin
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, count
 from imputer.manifest import Utterance
 from imputer.model import Imputer
 from imputer.ranks import Ranks
@@ -57,19 +57,21 @@ def align_corpus(
     shown = progress.track(loaded, "aligning", len(mine)) if here.first else loaded
     provenance = rollin.Provenance(vocabulary.fingerprint, model.merge_repeats, model.front_end.frame_seconds)
     rollin.write_alignments(part, _aligned(shown, model, how or _best(model), here, left_out), provenance)
-    here.wait()
+    total = round(here.total([len(rollin.AlignmentStore(part))])[0])
+    if not total:  # every rank knows, and none waits for another
+        part.unlink()
+        because = f"; the first: {left_out[0]}" if left_out else ""
+        raise ImputerError(f"of {count(len(utterances), 'utterance')} none could be aligned{because}")
     parts = [path.with_name(f"{path.name}.part-{rank}") for rank in range(here.count)]
-    count = 0
     if here.first:
         stores = [rollin.AlignmentStore(part) for part in parts]
-        count = sum(map(len, stores))
         rollin.write_alignments(
             path, ((name, store(name)) for store in stores for name in store.names), provenance
         )
         for part in parts:
             part.unlink()
     here.wait()
-    return Aligned(count, left_out)
+    return Aligned(total, left_out)
 
 
 def _aligned(
@@ -162,7 +164,9 @@ def align_recording(
     lengths = torch.tensor([frames]), torch.tensor([tokens])
     y = torch.tensor([list(target)], dtype=torch.long).reshape(1, tokens)
     if not bool(alignments.feasible(y, *lengths, merge_repeats=merge_repeats)):
-        raise ImputerError(f"the text has {tokens} tokens, but the recording holds only {frames} frames")
+        raise ImputerError(
+            f"the text has {count(tokens, 'token')}, but the recording holds only {count(frames, 'frame')}"
+        )
     if frames * tokens <= most_cells:
         path, best = alignments.best_alignment(log_probs[None], y, *lengths, merge_repeats=merge_repeats)
         return path[0].tolist(), float(best[0])

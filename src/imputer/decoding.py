@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from imputer.errors import UsageError
+
 Step = Callable[[Tensor], Tensor]  # partial (batch, frame) ids -> log_probs (batch, frame, token)
 
 
@@ -304,10 +306,10 @@ def _strategy(strategy: str | Strategy) -> Strategy:
     if callable(strategy):
         return strategy
     if strategy not in STRATEGIES:
-        raise ValueError(f"unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+        raise UsageError(f"unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy]
 
 
 def _check_block_size(block_size: int) -> None:
     if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-        raise ValueError(f"block size must be a whole number of at least 1, got {block_size!r}")
+        raise UsageError(f"block size must be a whole number of at least 1, got {block_size!r}")

@@ -59,9 +59,7 @@ def load(folder: Path | str, *, int8: bool = False) -> tuple["OnnxImputer", Voca
     suffix = ".int8.onnx" if int8 else ".onnx"
     for name in (*(f"{part}{suffix}" for part in PARTS), model.CONFIG, model.TOKENIZER):
         if not (folder / name).is_file():
-            raise UsageError(
-                f"{folder} has no {name}; make a folder for this runtime with: imputer export {folder} OUTPUT"
-            )
+            raise UsageError(f"{folder} has no {name}; {_way_to_export(folder, name)}")
     mapping, where = config.read_toml(folder / model.CONFIG), str(folder / model.CONFIG)
     settings = config.build(config.Model, mapping.get("model", {}), where=where, prefix="model.")
     front_end = config.build(config.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end.")
@@ -71,6 +69,14 @@ def load(folder: Path | str, *, int8: bool = False) -> tuple["OnnxImputer", Voca
         raise UsageError(f"{folder / model.TOKENIZER} is not the tokenizer that {where} speaks of")
     sessions = {part: _session(folder / f"{part}{suffix}") for part in PARTS}
     return OnnxImputer(settings, front_end, vocabulary.size, sessions), vocabulary
+
+
+def _way_to_export(folder: Path, missing: str) -> str:
+    """How to come by a file that is missing: only a model folder can be exported, not an export again."""
+    if (folder / model.WEIGHTS).is_file():
+        return f"make a folder for this runtime with: imputer export {folder} OUTPUT"
+    without = ", without --no-int8" if ".int8." in missing else ""
+    return f"write it again from its model{without}: imputer export MODEL {folder}"
 
 
 class OnnxImputer:

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, UsageError
 
 UMASK = os.umask(0o077)  # it can only be read by setting it
 os.umask(UMASK)
@@ -15,7 +15,7 @@ os.umask(UMASK)
 def replacing(path: Path | str) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; on success it takes the place of ``path``, on failure it goes."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -25,6 +25,36 @@ def replacing(path: Path | str) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise ImputerError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ImputerError(f"cannot write {path}: {_reason(error)}") from error
+    except Exception as error:
+        # safetensors has its own name for a disk that is full; importing it here would cost every command.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise ImputerError(f"cannot write {path}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever stood in the way of writing it
+            temporary.unlink(missing_ok=True)
+
+
+def probe(path: Path | str) -> None:
+    """Refuse before the work what could not be written after it."""
+    path = Path(path)
+    temporary = _beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from error
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder; give the name of a file")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError):  # where a folder should be made
+        return f"{error.filename} is no folder"
+    return error.strerror or str(error)

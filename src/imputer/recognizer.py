@@ -5,6 +5,7 @@ overlapping windows, decoded like any other recording, and joined in a pause whe
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from imputer.windows import Piece
 __all__ = ["Recognizer", "Transcript"]
 
 MODELS = Path(__file__).parent / "models"
+WEIGHTS, EXPORTED = "model.safetensors", "encode*.onnx"  # of a model folder, and of what is exported from it
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 256  # recordings that are sorted by length together
@@ -74,7 +76,11 @@ class Recognizer:
     """A model and its vocabulary, ready to transcribe."""
 
     def __init__(self, model: Network, vocabulary: Vocabulary, *, device: str = "cpu") -> None:
-        self.model, self.vocabulary, self.device = model, vocabulary, torch.device(device)
+        self.model, self.vocabulary, self.device = model, vocabulary, _device(device)
+        if model.settings.block_size < 1:
+            raise UsageError(
+                f"the model's config.toml says block_size = {model.settings.block_size}, but it takes 1 or more"
+            )
         if isinstance(model, torch.nn.Module):
             model.to(self.device).eval()
 
@@ -83,16 +89,17 @@ class Recognizer:
         cls, path_or_name: str | Path, *, runtime: Runtime = "torch", device: str = "cpu"
     ) -> "Recognizer":
         """Read a model folder, or a model that comes with the package, by its name."""
-        folder = model_folder(path_or_name)
         if runtime == "torch":
             from imputer import model
 
-            return cls(*model.load(folder), device=device)
+            return cls(*model.load(torch_folder(path_or_name)), device=device)
         if runtime not in ("onnx", "onnx-int8"):
             raise UsageError(f"runtime {runtime!r} is none of torch, onnx, onnx-int8")
+        if device != "cpu":
+            raise UsageError(f"runtime {runtime} runs on the cpu, not on device {device!r}")
         from imputer import export
 
-        return cls(*export.load(folder, int8=runtime == "onnx-int8"))
+        return cls(*export.load(model_folder(path_or_name), int8=runtime == "onnx-int8"))
 
     @property
     def sample_rate(self) -> int:
@@ -184,6 +191,8 @@ class Recognizer:
         window = self.window_seconds if window is None else window
         overlap = min(OVERLAP_SECONDS, window / 4) if overlap is None else overlap
         frames, hop = windows.in_frames(window, overlap, self.frame_seconds)
+        if sample_rate is not None and not 0 < sample_rate < math.inf:
+            raise UsageError(f"sample_rate is samples a second, more than 0, got {sample_rate}")
         place, waiting = 0, iter(sources)
         while group := list(islice(waiting, AHEAD)):
             with ExitStack() as stack:
@@ -312,14 +321,43 @@ class Recognizer:
 
 
 def model_folder(path_or_name: str | Path) -> Path:
-    """The folder of a model: a folder itself, or the name of one that comes with the package."""
-    if Path(path_or_name).is_dir():
-        return Path(path_or_name)
+    """The folder of a model: a folder itself, or the name of one that comes with the package.
+
+    A folder that only happens to be called as a shipped model does not hide it.
+    """
+    folder = Path(path_or_name)
     shipped = sorted(path.parent.name for path in MODELS.glob("*/config.toml"))
-    if str(path_or_name) in shipped:
+    if str(path_or_name) in shipped and not _holds_model(folder):
         return MODELS / str(path_or_name)
+    if folder.is_dir():
+        return folder
     known = f"; the models that come with the package are {', '.join(shipped)}" if shipped else ""
     raise UsageError(f"no model folder {path_or_name}{known}")
+
+
+def torch_folder(path_or_name: str | Path) -> Path:
+    """The same for torch, which cannot run what `imputer export` wrote."""
+    folder = model_folder(path_or_name)
+    if not (folder / WEIGHTS).is_file() and any(folder.glob(EXPORTED)):
+        raise UsageError(
+            f"{folder} holds a model for ONNX, without {WEIGHTS}: add --runtime onnx, or name the folder "
+            "that it was exported from"
+        )
+    return folder
+
+
+def _holds_model(folder: Path) -> bool:
+    weighty = (folder / WEIGHTS).is_file() or any(folder.glob(EXPORTED))
+    return (folder / "config.toml").is_file() and weighty
+
+
+def _device(name: str) -> torch.device:
+    try:
+        torch.zeros(1, device=name).cpu()
+        return torch.device(name)
+    except (RuntimeError, AssertionError, ImportError) as error:  # what torch raises hangs on the device
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name!r} cannot be used here ({reason}); cpu always can") from error
 
 
 def step_over(model: Network, acoustic: Tensor, frame_lengths: Tensor) -> decoding.Step:

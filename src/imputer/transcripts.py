@@ -15,11 +15,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 WORD_MARK = "▁"  # SentencePiece's sign for the start of a word
 BLANK, MASK = "_", "∅"  # how a trace shows them, as the paper does
 HOLD_SECONDS = 0.16
+LINE_CHARACTERS = 42  # of a subtitle
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def json(transcript: Transcript, name: str) -> str:
 def srt(transcript: Transcript, name: str) -> str:
     """SubRip subtitles."""
     return "".join(
-        f"{number}\n{_clock(cue[0].start, ',')} --> {_clock(cue[-1].end, ',')}\n{_lines(cue)}\n\n"
+        f"{number}\n{_clock(cue[0].start, ',')} --> {_clock(cue[-1].end, ',')}\n{_text(cue)}\n\n"
         for number, cue in enumerate(cues(transcript.words), 1)
     )
 
@@ -155,14 +157,14 @@ def vtt(transcript: Transcript, name: str) -> str:
     """WebVTT subtitles."""
     return "WEBVTT\n\n" + "".join(
         f"{_clock(cue[0].start, '.')} --> {_clock(cue[-1].end, '.')}\n"
-        f"{html.escape(_lines(cue), quote=False)}\n\n"
+        f"{html.escape(_text(cue), quote=False)}\n\n"
         for cue in cues(transcript.words)
     )
 
 
 def ctm(transcript: Transcript, name: str) -> str:
-    """NIST's time-marked words: recording, channel, start, duration, word, confidence."""
-    recording = "_".join(name.split()) or "-"
+    """NIST's time-marked words: recording (without folder and ending), channel, start, duration, word, confidence."""
+    recording = "_".join(Path(name).stem.split()) or "-"
     return "".join(
         f"{recording} 1 {word.start:.3f} {word.end - word.start:.3f} {word.text} {word.confidence:.4f}\n"
         for word in transcript.words
@@ -206,13 +208,13 @@ FORMATS: dict[str, Callable[[Transcript, str], str]] = {
 
 
 def cues(
-    words: Sequence[Word], *, pause: float = 1.0, longest: float = 6.0, characters: int = 84
+    words: Sequence[Word], *, pause: float = 1.0, longest: float = 6.0, lines: int = 2
 ) -> list[list[Word]]:
     """Words grouped into subtitles: a new one at a pause, or when time or two lines of 42 characters are full."""
     groups: list[list[Word]] = []
     for word in words:
         group = groups[-1] if groups else []
-        full = sum(len(w.text) + 1 for w in group) + len(word.text) > characters
+        full = len(_lines([*group, word])) > lines
         if not group or full or word.start - group[-1].end > pause or word.end - group[0].start > longest:
             groups.append([])
         groups[-1].append(word)
@@ -230,8 +232,12 @@ def _emissions(alignment: Sequence[int], blank: int, merge_repeats: bool) -> Ite
             yield start, frame
 
 
-def _lines(cue: Sequence[Word]) -> str:
-    return "\n".join(textwrap.wrap(" ".join(word.text for word in cue), 42, break_long_words=False))
+def _lines(cue: Sequence[Word]) -> list[str]:
+    return textwrap.wrap(" ".join(word.text for word in cue), LINE_CHARACTERS, break_long_words=False)
+
+
+def _text(cue: Sequence[Word]) -> str:
+    return "\n".join(_lines(cue))
 
 
 def _clock(seconds: float, point: str) -> str:

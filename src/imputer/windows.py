@@ -4,6 +4,7 @@ Windows start on a frame, so that the frames of an overlap are the same in both 
 matter of choosing one frame in it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +24,8 @@ class Piece:
 
 def in_frames(window: float, overlap: float, frame_seconds: float) -> tuple[int, int]:
     """A window and the way to the next one, in frames, from seconds."""
+    if not (math.isfinite(window) and math.isfinite(overlap)):
+        raise UsageError(f"window and overlap are numbers of seconds, got {window:g} and {overlap:g}")
     frames, shared = round(window / frame_seconds), round(overlap / frame_seconds)
     if not 0 < shared < frames:
         raise UsageError(

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from imputer.errors import UsageError
+from imputer.errors import UsageError, count
 
 if TYPE_CHECKING:
+    from imputer.manifest import Manifest
     from imputer.transcripts import Transcript
 
 
@@ -19,7 +20,7 @@ def align(
     model: str = "english",
     format: Literal["json", "ctm", "textgrid", "srt", "vtt", "txt"] = "json",
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    manifest: list[Path] | None = None,
+    manifest: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     store: Path | None = None,
     batch_seconds: float = 120.0,
     workers: int = 1,
@@ -46,16 +47,20 @@ def align(
     output
         Where to write; standard output if not given.
     manifest
-        Corpora to align for training, instead of one recording.
+        Corpora to align for training, one or more, instead of one recording.
     store
         The alignment file to write for them.
     batch_seconds
-        Audio in one batch.
+        Audio in one batch, in seconds.
     workers
         Processes that read audio.
     frames_cache
         Folder of cached encoder frames, for models over a pretrained encoder.
     """
+    if workers < 0:
+        raise UsageError(f"--workers must be 0 or more, got {workers}")
+    if not 0 < batch_seconds < float("inf"):
+        raise UsageError(f"--batch-seconds must be a number above 0, got {batch_seconds:g}")
     if manifest or store:
         if not (manifest and store) or audio:
             raise UsageError("a corpus is aligned with --manifest and --store together, and no recording")
@@ -72,12 +77,16 @@ def align(
             raise UsageError(f"cannot read the text {text_file}: {error}") from error
     from imputer import files, transcripts
 
-    written = transcripts.FORMATS[format](align_one(audio, text, model), audio.stem)
+    if not audio.exists():
+        raise UsageError(f"{audio}: no such file")
+    if output:
+        files.probe(output)
+    written = transcripts.FORMATS[format](align_one(audio, text, model), str(audio))
     if output:
         with files.replacing(output) as path:
             path.write_text(written, encoding="utf-8")
     else:
-        print(written, end="" if written.endswith("\n") else "\n")
+        print(written, end="", flush=True)
 
 
 def align_one(path: Path, text: str, name: str) -> "Transcript":
@@ -87,9 +96,9 @@ def align_one(path: Path, text: str, name: str) -> "Transcript":
     from imputer import aligning, audio, transcripts
     from imputer import model as models
     from imputer.corpora.common import plain
-    from imputer.recognizer import model_folder
+    from imputer.recognizer import torch_folder
 
-    model, vocabulary = models.load(model_folder(name))
+    model, vocabulary = models.load(torch_folder(name))
     target = vocabulary.encode(plain(text))
     if not target:
         raise UsageError("the text is empty once everything but letters and apostrophes is left out")
@@ -119,12 +128,15 @@ def align_manifests(
     manifests: list[Path], store: Path, name: str, batch_seconds: float, workers: int, frames_cache: str
 ) -> None:
     """Align a corpus with an expert and store it for training; each rank takes its share."""
-    from imputer import aligning, config, ranks, training
+    from imputer import aligning, config, files, ranks, training
     from imputer import model as models
-    from imputer.recognizer import model_folder
+    from imputer.recognizer import torch_folder
 
-    model, vocabulary = models.load(model_folder(name))
+    files.probe(store)
+    model, vocabulary = models.load(torch_folder(name))
     utterances = training.open_utterances([str(path) for path in manifests], "--manifest", strict=False)
+    if len(manifests) > 1:
+        _refuse_twice(utterances.manifests)
     settings = config.Config(front_end=model.front_end_settings, data=config.Data(frames_cache=frames_cache))
     extract = training.extractor(settings, model.front_end, utterances, augment=False)
     with ranks.joined() as here:
@@ -135,4 +147,17 @@ def align_manifests(
     for line in done.left_out:
         print(f"left out {line}")
     if here.first:
-        print(f"{done.utterances} of {len(utterances)} utterances aligned, written to {store}")
+        print(f"{done.utterances} of {count(len(utterances), 'utterance')} aligned, written to {store}")
+
+
+def _refuse_twice(manifests: list["Manifest"]) -> None:
+    """A store has room for one alignment of an id."""
+    places: dict[str, Path] = {}
+    for manifest in manifests:
+        for utterance in manifest:
+            if utterance.id in places:
+                raise UsageError(
+                    f"--manifest: the id {utterance.id!r} is in {places[utterance.id]} and again in {manifest.path}; "
+                    "an alignment file holds each once, so leave one out or give the other its own --store"
+                )
+            places[utterance.id] = manifest.path

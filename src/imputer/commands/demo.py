@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from imputer.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,6 +21,8 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
     keep
         Keep the recordings, runs and models of --train in this folder.
     """
+    if keep and not train:
+        raise UsageError(f"--keep {keep} is for what --train makes: add --train")
     import tempfile
 
     from rich.console import Console
@@ -39,7 +43,6 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
 def show_models(console: "Console", samples: list[Path]) -> None:
     """Transcribe the sample of every shipped model, and say what to try next."""
     from imputer import animation
-    from imputer.errors import UsageError
     from imputer.recognizer import Recognizer
 
     for sample in samples:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from imputer.commands.transcribe import Strategy
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError, count
 
 if TYPE_CHECKING:
     from imputer.evaluation import Evaluation
     from imputer.manifest import Utterance
+    from imputer.peers import Peer
     from imputer.recognizer import Recognizer
 
 
@@ -35,7 +36,7 @@ def evaluate(
     """Score a model on a manifest: word and character error rates with 95 % intervals, passes, speed.
 
     Intervals come from resampling utterances. Several block sizes or strategies give a row each. The exit code
-    is 1 if some recordings could not be read; the others are scored.
+    is 1 if some recordings could not be read; the others are scored, and if there are none, nothing is.
 
     Parameters
     ----------
@@ -69,9 +70,8 @@ def evaluate(
 
     from rich.console import Console
 
-    from imputer import evaluation
+    from imputer import evaluation, files
     from imputer.manifest import Manifest
-    from imputer.peers import PEERS
     from imputer.recognizer import Manner, Recognizer
 
     if limit is not None and limit < 1:
@@ -84,22 +84,26 @@ def evaluate(
         torch.set_num_threads(threads)
     sizes: list[int | None] = [*block_size] if block_size else [None]
     manners = [Manner(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
-    for other in beside or ():  # said before the work, not after it
-        if other not in PEERS and not Path(other).is_dir():
-            raise UsageError(f"--beside {other}: neither {', '.join(PEERS)} nor a model folder")
     corpus = Manifest(manifest)
     for problem in corpus.problems:
         print(f"imputer: {problem}", file=sys.stderr)
     utterances = [u for u in evaluation.spread(corpus, limit) if u.text.split()]
     if not utterances:
         raise UsageError(f"{manifest} has no texts to score against")
+    # Whatever is missing is said before the work, not after it.
+    if json:
+        files.probe(json)
+    models = [
+        (name, Recognizer.from_pretrained(name, runtime=runtime, device=device))
+        for name in ([model, compare] if compare else [model])
+    ]
+    rivals = [(name, _rival(name, runtime, device)) for name in beside or ()]
     clock = time.process_time if threads == 1 else time.perf_counter
     results: list[list[Evaluation]] = []
-    for name in [model, compare] if compare else [model]:
-        recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
+    for name, recognizer in models:
         _warn_of_strange_letters(recognizer, utterances)
         results.append([_measured(recognizer, utterances, manner, name, clock) for manner in manners])
-    others = [_beside(name, utterances, runtime, device, clock) for name in beside or ()]
+    others = [_beside(name, rival, utterances, clock) for name, rival in rivals]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
     worst_of = results[0][-1]
@@ -129,23 +133,45 @@ def _measured(
     total = round(sum(utterance.duration for utterance in utterances))
     title = f"{name}, {manner.strategy} {manner.block_size or recognizer.model.settings.block_size}"
     with progress.bar(title, total, unit="s") as advance:
-        return evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance, clock=clock)
+        return _of_something(
+            evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance, clock=clock)
+        )
+
+
+def _of_something(evaluated: "Evaluation") -> "Evaluation":
+    """No errors in no words are no result."""
+    if not evaluated.utterances:
+        reasons = list(evaluated.failed.values())
+        raise ImputerError(
+            f"{evaluated.name} could be scored on no utterance: of {count(len(reasons), 'recording')} none could "
+            f"be read; the first: {reasons[0]}"
+        )
+    return evaluated
+
+
+def _rival(name: str, runtime: Any, device: str) -> "Recognizer | Peer":
+    """Who stands beside the model: somebody else's recogniser, or a model folder."""
+    from imputer.peers import PEERS
+    from imputer.recognizer import Recognizer
+
+    if name in PEERS:
+        return PEERS[name]()
+    if not Path(name).is_dir():
+        raise UsageError(f"--beside {name}: neither {', '.join(PEERS)} nor a model folder")
+    return Recognizer.from_pretrained(name, runtime=runtime, device=device)
 
 
 def _beside(
-    name: str, utterances: list["Utterance"], runtime: Any, device: str, clock: Callable[[], float]
+    name: str, rival: "Recognizer | Peer", utterances: list["Utterance"], clock: Callable[[], float]
 ) -> "Evaluation":
     from imputer import evaluation, progress
-    from imputer.peers import PEERS
     from imputer.recognizer import Manner, Recognizer
 
-    if name not in PEERS:
-        recognizer = Recognizer.from_pretrained(name, runtime=runtime, device=device)
-        return _measured(recognizer, utterances, Manner(1), name, clock)
-    peer = PEERS[name]()
+    if isinstance(rival, Recognizer):
+        return _measured(rival, utterances, Manner(1), name, clock)
     total = round(sum(utterance.duration for utterance in utterances))
     with progress.bar(name, total, unit="s") as advance:
-        return evaluation.evaluate_peer(peer, utterances, advance)
+        return _of_something(evaluation.evaluate_peer(rival, utterances, advance))
 
 
 def _warn_of_strange_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
@@ -169,7 +195,7 @@ def _table(results: list[list["Evaluation"]], title: str) -> Any:
     rows = [one for row in results for one in row]
     names = _short([one.name for one in rows])
     heading = title if len(results) > 1 else f"{rows[0].name} on {title}"
-    table = Table(box=box.SIMPLE_HEAD, title=f"{heading}: {len(rows[0].utterances)} utterances")
+    table = Table(box=box.SIMPLE_HEAD, title=f"{heading}: {count(len(rows[0].utterances), 'utterance')}")
     table.title_justify, table.pad_edge = "left", False
     columns = ["strategy", "B", "passes", "WER % (95 %)", "S/D/I", "CER % (95 %)", "RTF"]
     for column in [*(["model"] if len(results) > 1 else []), *columns]:

@@ -22,15 +22,15 @@ def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -
     """
     if half:
         from imputer import model as models
-        from imputer.recognizer import model_folder
+        from imputer.recognizer import torch_folder
 
-        models.save(output, *models.load(model_folder(model)), half=True)
+        models.save(output, *models.load(torch_folder(model)), half=True)
         print(f"{output / models.WEIGHTS}  {(output / models.WEIGHTS).stat().st_size / 1e6:.1f} MB")
         return
     from imputer import export as exporting
-    from imputer.recognizer import model_folder
+    from imputer.recognizer import torch_folder
 
-    differences = exporting.export(model_folder(model), output, int8=int8)
+    differences = exporting.export(torch_folder(model), output, int8=int8)
     for path in sorted(output.glob("*.onnx")):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     print("largest difference from torch:", ", ".join(f"{part} {d:.1e}" for part, d in differences.items()))

@@ -33,7 +33,8 @@ def serve(
     ----------
     model
         Model folder, or the name of a model that comes with the package. May be given several times; the
-        first is the default. Without it: english if its extra is installed, else digits.
+        first is the default. Clients call a folder by its name, and runs/X/model X. Without it: english if its
+        extra is installed, else digits.
     host
         Address to listen on. The default can be reached from this machine only.
     port
@@ -67,7 +68,7 @@ def serve(
         ("--workers", workers, 1),
         ("--threads", threads, 1),
     ):
-        if value < least:
+        if not least <= value < float("inf"):
             raise UsageError(f"{name} must be at least {least}, got {value:g}")
     for name, value in (("--max-upload-mb", max_upload_mb), ("--max-seconds", max_seconds)):
         if not 0 < value < float("inf"):

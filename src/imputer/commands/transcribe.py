@@ -1,7 +1,9 @@
 """`imputer transcribe`."""
 
+import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,17 +21,27 @@ ENDINGS = {
     *(".m4a", ".mp4", ".webm"),  # with the extra imputer-asr[media]
 }
 ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be strung together on standard output
+PICTURES = (".svg", ".png", ".pdf")
 
 Strategy = Literal[
     "block", "alternate_sub_block", "right_most_last", "top_k", "annealing", "annealing_random", "adaptive"
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A recording, how messages call it, and its place below the output folder: as below the folder it came from."""
+
+    name: str
+    audio: Any
+    place: Path
+
+
 def transcribe(
     *files: Annotated[str, Parameter(allow_leading_hyphen=True)],
     model: str = "english",
     format: Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"] = "txt",
-    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Annotated[str | None, Parameter(alias="-o")] = None,
     block_size: int | None = None,
     strategy: Strategy = "block",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
@@ -54,7 +66,8 @@ def transcribe(
         txt: the words. json: words and tokens with times and confidences. srt, vtt: subtitles. ctm: a line a
         word. textgrid: for Praat.
     output
-        A folder that takes one file for each recording; a file if there is one recording; else standard output.
+        A folder that takes one file for each recording, in subfolders as they were found; a file if there is one
+        recording; else standard output. A name without an ending, or with a / at its end, is a folder.
     block_size
         Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
     strategy
@@ -69,7 +82,7 @@ def transcribe(
     overlap
         What neighbouring pieces share, in seconds; 4, but at most a quarter of the window.
     show
-        Show the alignment being filled in, pass by pass.
+        Show the alignment being filled in, pass by pass, and the words; --output writes a file as well.
     figure
         Draw the same as a picture, .svg, .png or .pdf, of one recording.
     """
@@ -78,12 +91,15 @@ def transcribe(
     # A bad option is told before anything is read.
     manner = Manner(block_size, strategy, trace=show or figure is not None)
     sources = list(_sources(files))
-    if figure and (len(sources) > 1 or figure.suffix not in (".svg", ".png", ".pdf")):
+    if figure and (len(sources) > 1 or figure.suffix.lower() not in PICTURES):
         raise UsageError(f"--figure {figure}: a picture is of one recording, and ends in .svg, .png or .pdf")
-    target = _target(output, sources, format)
+    if show and output is None and format != "txt":
+        raise UsageError(f"--show takes up standard output: add --output for the {format}")
+    targets = _targets(output, sources, format)
+    _probe(targets, figure)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
     failures: list[ImputerError] = []
-    for name, result in _in_order(recognizer, sources, manner, window, overlap):
+    for source, result in _in_order(recognizer, sources, manner, window, overlap):
         if isinstance(result, ImputerError):
             print(f"imputer: {result}", file=sys.stderr)
             failures.append(result)
@@ -92,80 +108,106 @@ def transcribe(
         if figure:
             _draw(result, size, figure)
         if show:
-            _show(result, name, size)
-        else:
-            _write(result, name, format, target, several=len(sources) > 1)
+            _show(result, source.name, size)
+        if targets or not show:
+            _write(result, source.name, format, targets.get(source), several=len(sources) > 1)
     if failures:
         sys.exit(max(error.exit_code for error in failures))
 
 
-def _sources(files: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """(name, source) of every recording: folders searched, "-" standing for standard input."""
+def _sources(files: tuple[str, ...]) -> Iterator[Source]:
+    """Every recording: folders searched, "-" standing for standard input."""
     if not files:
         raise UsageError("nothing to transcribe: give audio files, folders, or - for standard input")
     for file in files:
         if file == "-":
             if sys.stdin.isatty():
                 raise UsageError("- stands for audio on standard input, but there is only the keyboard")
-            yield "standard input", sys.stdin.buffer
+            yield Source("standard input", sys.stdin.buffer, Path("stdin"))
         elif file.startswith("-"):
             raise UsageError(f"unknown option {file}; a file of that name can be given as ./{file}")
         elif Path(file).is_dir():
             found = sorted(p for p in Path(file).rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
             if not found:
                 raise UsageError(f"the folder {file} holds no audio ({' '.join(sorted(ENDINGS))})")
-            yield from ((str(path), path) for path in found)
+            yield from (Source(str(path), path, path.relative_to(file)) for path in found)
         else:
-            yield file, file
+            yield Source(file, file, Path(Path(file).name))
 
 
-def _target(output: Path | None, sources: list[tuple[str, Any]], format: str) -> Path | None:
-    """Where to write: None for standard output, a folder for several recordings, a folder or a file for one."""
+def _targets(output: str | None, sources: list[Source], format: str) -> dict[Source, Path]:
+    """The file of each recording; none for standard output."""
     if output is None:
         if len(sources) > 1 and format in ONE_FILE_EACH:
             raise UsageError(f"{len(sources)} recordings as {format} need a folder: add --output FOLDER")
-        return None
-    if len(sources) > 1 and output.is_file():
-        raise UsageError(f"--output {output} is a file, but {len(sources)} recordings need a folder")
-    if len(sources) == 1 and not output.is_dir() and output.suffix:
-        return output
-    output.mkdir(parents=True, exist_ok=True)
-    return output
+        return {}
+    path = Path(output)
+    if len(sources) > 1 and path.is_file():
+        raise UsageError(f"--output {path} is a file, but {len(sources)} recordings need a folder")
+    meant_as_file = path.is_file() or (path.suffix and not path.is_dir())
+    if len(sources) == 1 and meant_as_file and not output.endswith(("/", os.sep)):
+        if isinstance(sources[0].audio, str | Path) and path.is_file() and path.samefile(sources[0].audio):
+            raise UsageError(f"--output {path} is the recording itself")
+        return {sources[0]: path}
+    ending = "TextGrid" if format == "textgrid" else format
+    targets = {source: path / f"{source.place}.{ending}" for source in sources}
+    _refuse_same(targets)
+    return targets
+
+
+def _refuse_same(targets: dict[Source, Path]) -> None:
+    """Two recordings would be written to one file, and only the second would be left."""
+    first: dict[Path, Source] = {}
+    for source, path in targets.items():
+        other = first.setdefault(path, source)
+        if other is not source:
+            raise UsageError(
+                f"{other.name} and {source.name} would both be written to {path}: give the folder that holds both, "
+                "or transcribe them one after the other with another --output"
+            )
+
+
+def _probe(targets: dict[Source, Path], figure: Path | None) -> None:
+    """Whether what is asked for can be written; of a folder, its first file."""
+    from imputer import files
+
+    for path in [*list(targets.values())[:1], *([figure] if figure else [])]:
+        files.probe(path)
 
 
 def _in_order(
     recognizer: "Recognizer",
-    sources: list[tuple[str, Any]],
+    sources: list[Source],
     manner: Any,
     window: float | None,
     overlap: float | None,
-) -> Iterator[tuple[str, Any]]:
-    """(name, transcript or error) in the order asked for, while a bar counts the seconds of audio."""
+) -> Iterator[tuple[Source, Any]]:
+    """(source, transcript or error) in the order asked for, while a bar counts the seconds of audio."""
     from imputer import progress
 
     waiting: dict[int, Any] = {}
     following = 0
     with progress.bar("transcribing", _seconds(sources), unit="s") as advance:
         done = recognizer.each(
-            (source for _, source in sources), manner, window=window, overlap=overlap, heard=advance
+            (source.audio for source in sources), manner, window=window, overlap=overlap, heard=advance
         )
         for place, result in done:
             waiting[place] = result
             while following in waiting:
-                yield sources[following][0], waiting.pop(following)
+                yield sources[following], waiting.pop(following)
                 following += 1
 
 
-def _seconds(sources: list[tuple[str, Any]]) -> float | None:
+def _seconds(sources: list[Source]) -> float | None:
     """All audio there is, for the bar; a source that cannot be told beforehand leaves it open."""
     from imputer import audio
 
     total = 0.0
-    for _, source in sources:
-        if not isinstance(source, str | Path):
+    for source in sources:
+        if not isinstance(source.audio, str | Path):
             return None
         try:
-            total += audio.info(source).seconds
+            total += audio.info(source.audio).seconds
         except ImputerError:
             continue  # told in its turn
     return round(total) or None
@@ -181,10 +223,7 @@ def _write(transcript: "Transcript", name: str, format: str, target: Path | None
     if target is None:
         print(f"{name}: {written}" if several and format == "txt" else written, end="", flush=True)
         return
-    ending = "TextGrid" if format == "textgrid" else format
-    stem = "stdin" if name == "standard input" else Path(name).name
-    path = target / f"{stem}.{ending}" if target.is_dir() else target
-    with files.replacing(path) as temporary:
+    with files.replacing(target) as temporary:
         temporary.write_text(written, encoding="utf-8")
 
 

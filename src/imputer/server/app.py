@@ -32,6 +32,7 @@ SAMPLE = "sample.wav"  # in a model's folder: a recording to try it on
 DECODERS = 2  # threads that unpack uploads
 PUBLISH_SECONDS = 1.0
 FORM_FIELDS, FORM_FIELD_BYTES = 32, 1 << 14
+CODES = {400: "invalid_form", 404: "not_found", 405: "wrong_method"}  # of what the web framework refuses
 
 
 class Service:
@@ -275,12 +276,18 @@ def folders(models: tuple[str, ...]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for given in models:
         folder = model_folder(given).resolve()
-        if found.get(folder.name, folder) != folder:
+        name = served_name(folder)
+        if found.get(name, folder) != folder:
             raise UsageError(
-                f"two models would be called {folder.name}: {found[folder.name]} and {folder}; rename a folder"
+                f"two models would be called {name}: {found[name]} and {folder}; rename a folder"
             )
-        found[folder.name] = folder
+        found[name] = folder
     return found
+
+
+def served_name(folder: Path) -> str:
+    """What clients call a model: its folder's name, or its run's, since every run ends in a folder ``model``."""
+    return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
 
 
 def _streamed(service: Service, request: Request, wish: Wish, job: Job) -> StreamingResponse:
@@ -344,7 +351,12 @@ def _add_failures(app: FastAPI) -> None:
             failure = Failure(499, "the client went away")
         else:
             assert isinstance(error, HTTPException)
-            failure = Failure(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+            failure = Failure(
+                error.status_code,
+                str(error.detail),
+                code=CODES.get(error.status_code),
+                headers=dict(error.headers or {}),
+            )
         return JSONResponse(failure.envelope(), failure.status, headers=failure.headers)
 
     for kind in (Failure, ClientDisconnect, HTTPException):

@@ -84,7 +84,7 @@ class Guard:
                 raise Failure(403, "pages of other sites may not use this server", code="cross_origin")
             length = headers.get(b"content-length", b"0")
             if not length.isdigit():
-                raise Failure(400, "Content-Length is no number")
+                raise Failure(400, "Content-Length is no number", code="invalid_value")
             if int(length) > self.settings.max_upload_bytes + FORM_BYTES:
                 raise too_large(self.settings)
             if endpoint in WORK and self.visits >= self.settings.max_requests:

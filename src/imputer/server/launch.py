@@ -1,5 +1,6 @@
 """Starting the server: the socket, one process or several, and the end."""
 
+import errno
 import importlib.util
 import multiprocessing
 import signal
@@ -115,8 +116,11 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None) or 0
+        # Negative where the name of the host is not known: those numbers are getaddrinfo's.
+        option = "--host" if number < 0 or number == errno.EADDRNOTAVAIL else "--port"
         raise UsageError(
-            f"cannot listen on {host} port {port}: {reason}; choose another with --port"
+            f"cannot listen on {host} port {port}: {reason}; choose another with {option}"
         ) from error
 
 

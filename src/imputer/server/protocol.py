@@ -94,6 +94,8 @@ def wish(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) 
             f"timestamp_granularities[] goes with response_format verbose_json, not {response_format}",
         )
     include = [_one_of("include[]", value, ("logprobs",)) for value in fields.get("include", [])]
+    if include and response_format != "json":
+        raise _bad("include[]", f"include[] goes with response_format json, not {response_format}")
     return Wish(
         model=model,
         block_size=_block_size(one("block_size", str(default_block_sizes[model]))),
