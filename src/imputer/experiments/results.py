@@ -22,8 +22,8 @@ training would: `--seeds` repeats the trainings. Drawn by speaker instead, error
 as uncertain, and the differences between models hardly more so.
 
 In *What reproduces* a difference settles a claim if its interval excludes zero and, between two trainings, if it is
-larger than what another training could make of it; that is taken to be 2 % of the errors (on digits it is more, see
-there). *Alike* means that the whole interval lies within a few per cent, *no better* that it has no room for a gain
+larger than what another training could make of it; that is taken to be 2 % of the errors (on digits it is far more,
+see there). *Alike* means that the whole interval lies within a few per cent, *no better* that it has no room for a gain
 of 5 %.
 
 Settings were chosen on validation sets. Some decisions of design came after first figures of the test sets had been

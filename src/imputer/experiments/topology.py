@@ -55,13 +55,15 @@ def section(result: Mapping[str, Any]) -> list[str]:
 
 
 def claims(result: Mapping[str, Any]) -> list[Claim]:
-    """The main claim once more, where repeats are merged."""
-    found, where = result["against_ctc"][MERGING], result["data"]["name"].replace("_", " ")
+    """The main claim once more where repeats are merged; without merging too, on a data set without a main table."""
+    data = result["data"]["name"]
     return [
         Claim(
-            f"DP at 8 passes has a lower WER than CTC, where repeats are merged ({where}, from scratch)",
-            "calls merging a choice, does not say what its tables use",
+            f"DP at 8 passes has a lower WER than CTC, {name} ({data.replace('_', ' ')}, from scratch)",
+            "13 to 16 % lower; calls merging a choice, does not say what its tables use",
             difference(found),
             expects(found, -1),
         )
+        for name, found in result["against_ctc"].items()
+        if name == MERGING or data == "cmudict"
     ]
