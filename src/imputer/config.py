@@ -110,9 +110,7 @@ class Data:
     """What to train and validate on."""
 
     train: tuple[str, ...] = ()  # manifests
-    valid: tuple[
-        str, ...
-    ] = ()  # manifests of speech that is not trained on; without any, nothing is validated
+    valid: tuple[str, ...] = ()  # manifests that are not trained on; without any, nothing is validated
     batch_seconds: Positive = 90.0  # audio in one batch, padding included
     workers: CountOrNone = 1  # processes that read audio and compute features; 0 = the training's own
     strict: bool = False  # stop at the first bad utterance instead of dropping and counting it

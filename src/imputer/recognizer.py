@@ -27,7 +27,7 @@ from imputer.windows import Piece
 __all__ = ["Recognizer", "Transcript"]
 
 MODELS = Path(__file__).parent / "models"
-WEIGHTS, EXPORTED = "model.safetensors", "encode*.onnx"  # of a model folder, and of what is exported from it
+EXPORTED = "encode*.onnx"  # what the export of a model holds
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 256  # recordings that are sorted by length together
@@ -77,10 +77,6 @@ class Recognizer:
 
     def __init__(self, model: Network, vocabulary: Vocabulary, *, device: str = "cpu") -> None:
         self.model, self.vocabulary, self.device = model, vocabulary, _device(device)
-        if model.settings.block_size < 1:
-            raise UsageError(
-                f"the model's config.toml says block_size = {model.settings.block_size}, but it takes 1 or more"
-            )
         if isinstance(model, torch.nn.Module):
             model.to(self.device).eval()
 
@@ -337,6 +333,8 @@ def model_folder(path_or_name: str | Path) -> Path:
 
 def torch_folder(path_or_name: str | Path) -> Path:
     """The same for torch, which cannot run what `imputer export` wrote."""
+    from imputer.model import WEIGHTS
+
     folder = model_folder(path_or_name)
     if not (folder / WEIGHTS).is_file() and any(folder.glob(EXPORTED)):
         raise UsageError(
@@ -347,8 +345,9 @@ def torch_folder(path_or_name: str | Path) -> Path:
 
 
 def _holds_model(folder: Path) -> bool:
-    weighty = (folder / WEIGHTS).is_file() or any(folder.glob(EXPORTED))
-    return (folder / "config.toml").is_file() and weighty
+    from imputer.model import CONFIG, WEIGHTS
+
+    return (folder / CONFIG).is_file() and ((folder / WEIGHTS).is_file() or any(folder.glob(EXPORTED)))
 
 
 def _device(name: str) -> torch.device:
