@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from imputer import config, fused, model
+from imputer import config, model
 from imputer.errors import UsageError
-from imputer.fused import add_dropped, dropout
 from imputer.model import Imputer
 from imputer.vocabulary import Vocabulary
 
@@ -144,81 +143,17 @@ def test_heads_must_divide_the_width() -> None:
         Imputer(config.Model(width=16, heads=5), FRONT_ENDS[0], 3)
 
 
-def test_dropout_keeps_the_mean_and_repeats_with_the_seed() -> None:
-    x = torch.ones(200, 300, requires_grad=True)
-    torch.manual_seed(1)
-    y = dropout(x, 0.3, True)
-    torch.manual_seed(1)
-    assert torch.equal(y, dropout(x, 0.3, True))
-    assert not torch.equal(y, dropout(x, 0.3, True))
-    assert abs(float((y == 0).float().mean()) - 0.3) < 0.01
-    assert abs(float(y.detach().mean()) - 1) < 0.02
-    y.sum().backward()
-    assert torch.equal(x.grad, y.detach())  # the same mask and scale backwards
-    assert torch.equal(dropout(x, 0.3, False), x)
-
-
-def test_dropout_masks_are_unrelated_across_seeds_and_places() -> None:
-    masks = torch.stack([dropout(torch.ones(5000), 0.5, True) > 0 for _ in range(40)]).float()
-    assert float(torch.corrcoef(masks).fill_diagonal_(0).abs().max()) < 0.08
-    assert abs(float(((masks[:, 1:] - 0.5) * (masks[:, :-1] - 0.5)).mean() * 4)) < 0.01
-
-
-def test_adding_what_is_dropped_is_adding_after_dropping() -> None:
-    x, branch = torch.randn(30, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
-    torch.manual_seed(2)
-    apart = x + dropout(branch, 0.4, True)
-    torch.manual_seed(2)
-    together = add_dropped(x, branch, 0.4, True)
-    assert torch.equal(apart, together)
-    weights = torch.randn(30, 8)
-    for one, other in zip(
-        torch.autograd.grad(apart, (x, branch), weights),
-        torch.autograd.grad(together, (x, branch), weights),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["linear_relu", "linear_rotate", "relu_within"])
-def test_the_compiled_forms_do_what_the_plain_ones_do(name, dtype, monkeypatch) -> None:
-    linear = torch.nn.Linear(7, 3 * 2 * 8, dtype=dtype)  # two heads of 8
-    sequence = torch.randn(3, 50, 7, dtype=dtype, requires_grad=True)
-    image = torch.randn(4, 3, 9, 5, dtype=dtype, requires_grad=True)
-    rotation = model.rotary_angles(50, 8, torch.device("cpu"), dtype)
-    function, x, given = {
-        "linear_relu": (fused.linear_relu, sequence, (linear,)),
-        "linear_rotate": (fused.linear_rotate, sequence, (linear, rotation)),
-        "relu_within": (fused.relu_within, image, (torch.tensor([9, 1, 5, 0]),)),
-    }[name]
-    inputs = (x,) if name == "relu_within" else (x, *linear.parameters())
-
-    def result_and_gradients():
-        found = function(x * 1.0, *given)  # a copy, because it may be overwritten
-        weights = torch.linspace(-1, 1, found.numel(), dtype=dtype).view_as(found)
-        return found, *torch.autograd.grad((found * weights).sum(), inputs)
-
-    compiled = result_and_gradients()
-    monkeypatch.setattr(fused, "_on_cpu", lambda x: False)
-    for one, other in zip(compiled, result_and_gradients(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_turning_makes_attention_relative() -> None:
-    linear = torch.nn.Linear(6, 24)  # one head of 8
-    constant = torch.randn(1, 1, 6).expand(1, 20, 6)
-    turned = fused.linear_rotate(
-        constant, linear, model.rotary_angles(20, 8, torch.device("cpu"), torch.float32)
-    )[0]
-    scores = turned[:, :8] @ turned[:, 8:16].T
+def test_rotation_makes_attention_relative() -> None:
+    query, key = (torch.randn(1, 8).expand(20, 8) for _ in range(2))
+    rotation = model.rotary_angles(20, 8, torch.device("cpu"), torch.float32)
+    scores = model.rotate(query, rotation) @ model.rotate(key, rotation).T
+    torch.testing.assert_close(scores[0, 0], query[0] @ key[0])
     for distance in range(-19, 20):
         along = torch.diagonal(scores, distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(turned[:, 16:], linear(constant)[0, :, 16:])
 
 
-def test_training_in_bfloat16_takes_the_plain_forms() -> None:
+def test_training_in_bfloat16_gives_finite_gradients() -> None:
     network = Imputer(
         config.Model(width=16, layers=1, heads=2, filter_size=32), config.FrontEnd(channels=2), 5
     )

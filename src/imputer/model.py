@@ -11,7 +11,6 @@ from torch.nn import functional
 from imputer import config, files, frontends
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import real_frames
-from imputer.fused import add_dropped, dropout, linear_relu, linear_rotate
 from imputer.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.model"
@@ -57,7 +56,7 @@ class Imputer(nn.Module):
     def contextualise(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """The self-attention stack, (batch, frame, width) -> the same; ``hidden`` takes padding out of attention."""
         rotation = rotary_angles(x.shape[1], self.settings.width // self.settings.heads, x.device, x.dtype)
-        x = dropout(x, self.settings.dropout, self.training)
+        x = functional.dropout(x, self.settings.dropout, self.training)
         for layer in self.layers:
             x = layer(x, rotation, hidden)
         return self.norm(x)
@@ -105,16 +104,29 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """(batch, frame, width) -> the same."""
-        x = add_dropped(x, self.attend(self.attention_norm(x), rotation, hidden), self.rate, self.training)
-        inner = linear_relu(self.filter_norm(x), self.filter_in)
-        return add_dropped(x, self.filter_out(inner), self.rate, self.training)
+        attended = self.attend(self.attention_norm(x), rotation, hidden)
+        x = x + functional.dropout(attended, self.rate, self.training)
+        inner = functional.relu(self.filter_in(self.filter_norm(x)), inplace=True)
+        return x + functional.dropout(self.filter_out(inner), self.rate, self.training)
 
     def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """Multi-head self-attention with rotary positions."""
-        qkv = linear_rotate(x, self.qkv, rotation).unflatten(-1, (3, self.heads, -1))
-        query, key, value = qkv.transpose(1, 3).unbind(2)  # (batch, head, frame, size)
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = qkv.unbind(2)  # (batch, head, frame, size)
+        mixed = functional.scaled_dot_product_attention(
+            rotate(query, rotation), rotate(key, rotation), value, attn_mask=hidden
+        )
         return self.attention_output(mixed.transpose(1, 2).flatten(2))
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions: rotate each pair (x[i], x[i + size/2]) by the angle of its frame, (..., frame, size).
+
+    Attention then depends on relative positions only.
+    """
+    cosine, sine = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def rotary_angles(frames: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

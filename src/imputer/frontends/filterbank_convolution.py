@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from imputer import config, features
-from imputer.frontends.normalisation import Normalisation
-from imputer.fused import relu_within
+from imputer.frontends.normalisation import Normalisation, real_frames
 
 MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three input channels
 
@@ -43,7 +42,8 @@ class FilterbankConvolution(nn.Module):
             memory_format=torch.channels_last
         )  # faster on a CPU, and the flattening below is free
         lengths = (lengths + 1) // 2
-        x = relu_within(self.first(x), lengths)
+        x = self.first(x)
+        x = x.mul_(real_frames(x.shape[2], lengths)[:, None, :, None]).relu_()
         x = torch.relu_(self.second(x))
         # What lies beyond is no frame: attention does not see it, nobody reads it.
         lengths = (lengths + 1) // 2
