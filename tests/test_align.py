@@ -12,10 +12,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from imputer import aligning, alignments, manifest, rollin
-from imputer import model as models
+from imputer import alignments, models, rollin
+from imputer.aligner import recording as aligner
+from imputer.data import manifest
+from imputer.data.manifest import Manifest, Utterance
 from imputer.errors import ImputerError
-from imputer.manifest import Manifest, Utterance
 from trainings import imputer
 
 
@@ -76,8 +77,8 @@ def test_windows_give_the_posteriors_of_the_whole(utterance: Utterance, expert: 
         assert 0 <= start < stop <= len(sound)  # a file has no more
         return sound[start:stop]
 
-    whole = aligning.posteriors(network, read, len(sound), window_seconds=1000)
-    pieces = aligning.posteriors(network, read, len(sound), window_seconds=1.0, context_seconds=1.0)
+    whole = aligner.posteriors(network, read, len(sound), window_seconds=1000)
+    pieces = aligner.posteriors(network, read, len(sound), window_seconds=1.0, context_seconds=1.0)
     assert pieces.shape == whole.shape
     assert (pieces.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
 
@@ -99,7 +100,7 @@ def test_a_long_recording_is_aligned_exactly_in_pieces(
     target = torch.randint(1, 4, (tokens,), generator=generator)
     lengths = torch.tensor([frames]), torch.tensor([tokens])
     assume(bool(alignments.feasible(target[None], *lengths, merge_repeats=merge)))
-    found, score = aligning.align_recording(log_probs, target.tolist(), merge_repeats=merge, most_cells=cells)
+    found, score = aligner.align_recording(log_probs, target.tolist(), merge_repeats=merge, most_cells=cells)
     best, best_score = alignments.best_alignment(log_probs[None], target[None], *lengths, merge_repeats=merge)
     assert score == pytest.approx(float(best_score[0]), rel=1e-5)
     assert alignments.collapse(found, merge_repeats=merge) == target.tolist()

@@ -6,7 +6,7 @@ import pytest
 from imputer import audio
 from imputer.corpora import CORPORA, Dropped, Found, Options
 from imputer.corpora.altered import SPEEDS
-from imputer.manifest import Manifest, Utterance, write
+from imputer.data.manifest import Manifest, Utterance, write
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imputer import manifest
-from imputer.batching import Batch, FilterbankExtract, SpeechDataset, batches, collate, plan_epoch, shard
+from imputer.configs import Augmentation
+from imputer.data import manifest
+from imputer.data.batching import Batch, FilterbankExtract, SpeechDataset, batches, collate, plan_epoch, shard
+from imputer.data.manifest import Manifest, Utterance
 from imputer.errors import ImputerError
-from imputer.features import Augmentation, filterbanks
-from imputer.manifest import Manifest, Utterance
+from imputer.features import filterbanks
 from imputer.vocabulary import Vocabulary
 
 RATE = 16000

@@ -3,14 +3,13 @@
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-from imputer import cli
+from imputer.commands import program
 from trainings import imputer
 
-SMALL = Path(__file__).parents[1] / "configs" / "small.toml"
+SMALL = "small"
 
 
 def words_of(text: str) -> str:
@@ -24,12 +23,12 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
         "print([name for name in sys.modules if name.startswith(('torch', 'imputer.commands.'))])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for name, summary in cli.COMMANDS.items():
+    for name, summary in program.COMMANDS.items():
         assert f"{name} {summary}" in words_of(said.replace("│", ""))
     assert said.endswith("[]\n")
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", program.COMMANDS)
 def test_a_command_explains_itself(name: str) -> None:
     written = getattr(import_module(f"imputer.commands.{name}"), name).__doc__.partition("Parameters\n")[0]
     said = imputer(name, "--help").stdout

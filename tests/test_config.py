@@ -8,13 +8,13 @@ from typing import Annotated
 
 import pytest
 
-from imputer import config, frontends, masking, training
+from imputer import configs, frontends, masking, training
 from imputer.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+CONFIGS = sorted(configs.SHIPPED.glob("*.toml"))
 PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-SECTIONS = {name: type(section) for name, section in vars(config.Config()).items()}
+SECTIONS = {name: type(section) for name, section in vars(configs.Config()).items()}
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -25,7 +25,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
-    assert config.read(path).training.steps > 0
+    assert configs.read(path).training.steps > 0
 
 
 def test_the_papers_networks_have_the_papers_sizes() -> None:
@@ -40,7 +40,7 @@ def test_the_papers_networks_have_the_papers_sizes() -> None:
             c.training.steps,
         )
         for name in ("wsj", "librispeech")
-        for c in [config.read(folder / f"{name}.toml")]
+        for c in [configs.read(folder / f"{name}.toml")]
     }
     assert sizes == {
         "wsj": (8, 4, 512, 2048, 0.2, 300_000),
@@ -70,7 +70,7 @@ def test_the_papers_networks_have_the_papers_sizes() -> None:
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        config.read(written(tmp_path, text))
+        configs.read(written(tmp_path, text))
     assert "some.toml" in str(caught.value)
 
 
@@ -120,13 +120,13 @@ TOO_MUCH = {
 )
 def test_a_number_out_of_range_is_refused(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(UsageError, match=rf"some\.toml: {key} = \S+, but it takes a (whole|finite) number"):
-        config.read(written(tmp_path, ""), {key: value})
+        configs.read(written(tmp_path, ""), {key: value})
 
 
 def test_a_number_at_the_end_of_its_range_is_taken(tmp_path: Path) -> None:
     lowest = {key: "0" for key in NEGATIVE if key not in ZERO} | dict.fromkeys(ZERO, "1")
-    config.read(written(tmp_path, ""), lowest)
-    config.read(written(tmp_path, ""), {"rollin.all_masked": "1", "training.seed": str(2**63 - 1)})
+    configs.read(written(tmp_path, ""), lowest)
+    configs.read(written(tmp_path, ""), {"rollin.all_masked": "1", "training.seed": str(2**63 - 1)})
 
 
 def test_every_number_has_a_range() -> None:
@@ -138,56 +138,56 @@ def test_every_number_has_a_range() -> None:
         if hint in (int, float)
     ]
     assert {name.partition(".")[0] for name in without} == {"augmentation"}
-    assert typing.get_origin(typing.get_type_hints(config.Model, include_extras=True)["width"]) is Annotated
+    assert typing.get_origin(typing.get_type_hints(configs.Model, include_extras=True)["width"]) is Annotated
 
 
 def test_numbers_are_checked_in_python_too() -> None:
     with pytest.raises(ValueError, match="dropout = 2, but it takes"):
-        replace(config.Model(), dropout=2)
+        replace(configs.Model(), dropout=2)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
-        config.read(tmp_path / "nowhere.toml")
+        configs.read(tmp_path / "nowhere.toml")
 
 
 def test_options_override_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "[training]\nsteps = 5\n")
-    read = config.read(path, {"training.steps": "7", "data.train": "a.jsonl", "rollin.masking": "uniform"})
+    read = configs.read(path, {"training.steps": "7", "data.train": "a.jsonl", "rollin.masking": "uniform"})
     assert (read.training.steps, read.data.train, read.rollin.masking) == (7, ("a.jsonl",), "uniform")
     with pytest.raises(UsageError, match=r"--steps.*--section.key"):
-        config.read(path, {"steps": "7"})
+        configs.read(path, {"steps": "7"})
     with pytest.raises(UsageError, match="training = 3, but it takes a section"):
-        config.read(written(tmp_path, "training = 3"), {"training.steps": "7"})
+        configs.read(written(tmp_path, "training = 3"), {"training.steps": "7"})
 
 
 def test_whole_numbers_may_stand_for_numbers(tmp_path: Path) -> None:
-    assert config.read(written(tmp_path, "[data]\nbatch_seconds = 30")).data.batch_seconds == 30.0
+    assert configs.read(written(tmp_path, "[data]\nbatch_seconds = 30")).data.batch_seconds == 30.0
 
 
 def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
     settings = replace(
-        config.Config(),
-        data=config.Data(train=("a.jsonl", 'with "quotes".jsonl'), batch_seconds=12.5),
-        training=config.Training(learning_rate=3e-4, objective="imitation"),
+        configs.Config(),
+        data=configs.Data(train=("a.jsonl", 'with "quotes".jsonl'), batch_seconds=12.5),
+        training=configs.Training(learning_rate=3e-4, objective="imitation"),
     )
-    text = config.to_toml({name: getattr(settings, name) for name in vars(settings)})
-    assert config.read(written(tmp_path, text)) == settings
+    text = configs.to_toml({name: getattr(settings, name) for name in vars(settings)})
+    assert configs.read(written(tmp_path, text)) == settings
 
 
 def test_what_is_listed_is_explained_and_reads_back_the_same(tmp_path: Path) -> None:
-    settings = config.Config(data=config.Data(train=("with # and 'quotes'.jsonl",)))
-    text = config.to_toml(vars(settings), explained=True)
-    assert config.read(written(tmp_path, text)) == settings
+    settings = configs.Config(data=configs.Data(train=("with # and 'quotes'.jsonl",)))
+    text = configs.to_toml(vars(settings), explained=True)
+    assert configs.read(written(tmp_path, text)) == settings
     assert "dropout = 0.2  # share of the activations left out while training (a finite number, 0 or" in text
     assert 'units = "bpe"  # what the tokens are (bpe | characters)' in text
 
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=SECTIONS)
 def test_every_key_is_explained(kind: type) -> None:
-    keys = config.keys_of(kind)
+    keys = configs.keys_of(kind)
     assert [key.name for key in keys] == [field.name for field in fields(kind)]
-    if kind.__module__ == config.__name__:
+    if kind.__module__ == configs.__name__:
         assert [key.name for key in keys if not key.explanation] == []
 
 
@@ -195,7 +195,7 @@ def test_explanations_name_every_choice() -> None:
     explained = {
         key.name: f"{key.default} {key.explanation}"
         for kind in SECTIONS.values()
-        for key in config.keys_of(kind)
+        for key in configs.keys_of(kind)
     }
     assert all(name in explained["name"] for name in frontends.FRONT_ENDS)
     assert all(name in explained["masking"] for name in masking.POLICIES)
@@ -205,7 +205,7 @@ def table(kind: type) -> list[str]:
     """The table of a section in docs/configuration.md, line by line."""
     rows = [
         f"| `{key.name}` | `{json.dumps(key.default)}` | {key.takes.replace(' | ', ', ')} | {key.explanation} |"
-        for key in config.keys_of(kind)
+        for key in configs.keys_of(kind)
     ]
     return ["| key | default | takes | what it does |", "|---|---|---|---|", *rows]
 
@@ -222,6 +222,6 @@ def test_the_documentation_says_what_a_resumed_run_may_change() -> None:
 
 
 def test_differences_are_listed_by_name() -> None:
-    old = config.Config()
+    old = configs.Config()
     new = replace(old, model=replace(old.model, width=64), data=replace(old.data, workers=3))
-    assert config.differences(old, new, ignore=("data.workers",)) == ["model.width: 512 -> 64"]
+    assert configs.differences(old, new, ignore=("data.workers",)) == ["model.width: 512 -> 64"]

@@ -15,18 +15,18 @@ import torch
 
 import sphere
 from imputer import audio
-from imputer.config import FrontEnd
+from imputer.configs import FrontEnd
 from imputer.corpora import CORPORA, Dropped, Found, Options
-from imputer.corpora.checks import checked, write_manifests
 from imputer.corpora.cmudict import PHONEMES
-from imputer.corpora.common import lower, plain
 from imputer.corpora.digits import WORDS, Room, join, split_speakers
 from imputer.corpora.download import fetch, fetch_archive
 from imputer.corpora.librispeech import ARCHIVES
+from imputer.corpora.validation import checked, write_manifests
 from imputer.corpora.wsj import normalise_transcript
+from imputer.data.manifest import Manifest, Utterance
+from imputer.data.text import lower, plain
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.letters import LETTERS, Letters, read_letters
-from imputer.manifest import Manifest, Utterance
 
 RATE = 16000
 DATA = Path(__file__).parents[2] / "shared" / "data"

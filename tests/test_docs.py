@@ -21,13 +21,15 @@ import torch
 import yaml
 
 import serving
-from imputer import aligning, batching, cli, config, manifest, ranks
-from imputer import model as models
+from imputer import configs, models
+from imputer.aligner import corpus as aligning
+from imputer.commands import program
 from imputer.commands.train import parse_options
-from imputer.corpora.checks import split_path
 from imputer.corpora.librispeech import ARCHIVES
+from imputer.corpora.validation import split_path
 from imputer.corpora.wsj import DEFAULT_SETS
-from imputer.manifest import Manifest
+from imputer.data import batching, manifest, ranks
+from imputer.data.manifest import Manifest
 from trainings import TINY as TINY_MODEL
 from trainings import imputer
 
@@ -125,10 +127,10 @@ def test_there_is_something_to_try() -> None:
 
 @pytest.mark.parametrize(("where", "words"), OURS, ids=[f"{n} {' '.join(w)[:40]}" for n, w in OURS])
 def test_commands_are_those_of_the_program(where: str, words: list[str]) -> None:
-    function, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
+    function, bound, _ = program.app.parse_args(words, exit_on_error=False, print_error=False)
     assert function.__name__ == words[0]
     if words[0] == "train":  # its options are those of the configuration
-        config.read(ROOT / bound.kwargs["config"], parse_options(bound.args))
+        configs.read(ROOT / bound.kwargs["config"], parse_options(bound.args))
 
 
 def test_other_programs_are_told_what_exists() -> None:
@@ -150,7 +152,7 @@ def test_recipes_read_what_was_prepared(corpus: str, parts: tuple[str, ...]) -> 
     (block,) = (b for b in blocks(ROOT / "docs" / "cluster.md") if f"prepare {corpus}" in b.text)
     output = Path(re.findall(r"--output (\S+\.jsonl)", block.text)[0])
     written = {str(split_path(output, part, parts)) for part in parts}
-    settings = config.read(ROOT / "configs" / f"{corpus}.toml")
+    settings = configs.read(corpus)
     assert {*settings.data.train, *settings.data.valid} <= written
     assert set(re.findall(r"\S+\.jsonl", block.text)) - {str(output)} <= written
     assert set(re.findall(r"\S+\.jsonl", block.text)) > set(settings.data.train)  # all of it is aligned
@@ -168,18 +170,18 @@ def test_commands_named_in_the_text_exist() -> None:
     named = {
         found for page in PAGES for code in prose(page) for found in re.findall(r"^imputer ([a-z]+)", code)
     }
-    assert named <= cli.COMMANDS.keys()
+    assert named <= program.COMMANDS.keys()
     for name in named:
-        assert cli.app[name].default_command is not None, name
+        assert program.app[name].default_command is not None, name
 
 
 def test_options_named_in_the_text_exist() -> None:
     known = {"--nnodes", "--node-rank", "--rdzv-endpoint", "--stop-timeout"}  # torchrun's and docker's
-    for name in cli.COMMANDS:
+    for name in program.COMMANDS:
         if (ROOT / "src/imputer/commands" / f"{name}.py").is_file():
             known |= {
                 option
-                for argument in cli.app[name].assemble_argument_collection()
+                for argument in program.app[name].assemble_argument_collection()
                 for option in argument.names
             }
     for page in PAGES:
@@ -190,7 +192,7 @@ def test_options_named_in_the_text_exist() -> None:
 
 @pytest.mark.parametrize("block", of("toml"))
 def test_settings_are_those_of_the_configuration(block: Block) -> None:
-    config.build(config.Config, tomllib.loads(block.text), where=block.name)
+    configs.build(configs.Config, tomllib.loads(block.text), where=block.name)
 
 
 @pytest.mark.parametrize("block", of("json"))

@@ -9,9 +9,11 @@ import pytest
 import soundfile
 
 import tones
-from imputer import cli, evaluation, manifest, model
+from imputer import evaluation, models
+from imputer.commands import program
 from imputer.commands.evaluate import _side_by_side
-from imputer.manifest import Utterance
+from imputer.data import manifest
+from imputer.data.manifest import Utterance
 from imputer.recognizer import Manner, Recognizer
 
 
@@ -20,9 +22,9 @@ def place(tmp_path_factory):
     """Models ``good`` and ``bad`` (the same, its output disturbed), and a manifest with some wrong texts."""
     place = tmp_path_factory.mktemp("evaluate")
     tones.save(place / "good")
-    bad, vocabulary = model.load(place / "good")
+    bad, vocabulary = models.load(place / "good")
     bad.output.bias.data[vocabulary.encode("lu")[0]] += 6.0
-    model.save(place / "bad", bad, vocabulary)
+    models.save(place / "bad", bad, vocabulary)
     random = np.random.default_rng(4)
     lines = []
     for number in range(24):
@@ -43,7 +45,7 @@ def run(monkeypatch, capsys, place):
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["imputer", "evaluate", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            program.main()
         captured = capsys.readouterr()
         return end.value.code or 0, captured.out, captured.err
 

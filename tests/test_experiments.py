@@ -16,14 +16,16 @@ import pytest
 import soundfile
 import torch
 
-from imputer import config, experiments, manifest, masking, rollin, scoring, training
+from imputer import configs, masking, research, rollin, training
 from imputer.corpora import tones
+from imputer.data import manifest
+from imputer.data.manifest import Manifest
 from imputer.errors import UsageError
-from imputer.experiments import bound, datasets, results
-from imputer.experiments.lab import How, Lab, Score, Trained, compared, curve, dp, run_name, transcribed
-from imputer.manifest import Manifest
+from imputer.evaluation import scoring
 from imputer.model import Imputer
 from imputer.recognizer import Recognizer
+from imputer.research import bound, datasets, report
+from imputer.research.trainings import How, Lab, Score, Trained, compared, curve, dp, run_name, transcribed
 from trainings import imputer
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
@@ -54,16 +56,16 @@ def result(place: Path, name: str) -> dict[str, Any]:
 # --- the whole
 
 
-@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+@pytest.mark.parametrize("name", research.EXPERIMENTS)
 def test_every_experiment_writes_its_figures_and_its_section(place: Path, name: str) -> None:
-    found, module = result(place, name), experiments.load(name)
+    found, module = result(place, name), research.load(name)
     assert found["command"] == f"imputer reproduce {name} --quick"
     assert found["seeds"] == [0] and found["hardware"]["cores"] >= 1
     text = (place / "RESULTS.md").read_text()
     assert f"\n## {name}\n" in text and module.TITLE in text
     assert (place / "results" / f"{name}.svg").is_file() == hasattr(module, "draw")
     for claim in module.claims(found):
-        assert claim.claim in text and claim.verdict in (results.HOLDS, results.FAILS, results.OPEN)
+        assert claim.claim in text and claim.verdict in (report.HOLDS, report.FAILS, report.OPEN)
     for row in found.get("rows", []):
         assert row["wer"]["low"] <= row["wer"]["value"] <= row["wer"]["high"]
         assert row["passes"] <= max(2 + row["block_size"], 1)
@@ -108,7 +110,7 @@ def test_what_is_there_is_not_trained_or_decoded_again(
 def test_an_interrupted_run_goes_on(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, asked = training.train, []
 
-    def interrupted(settings: config.Config, folder: Path) -> Path:
+    def interrupted(settings: configs.Config, folder: Path) -> Path:
         asked.append(folder.name)
         if len(asked) == 2:
             raise KeyboardInterrupt
@@ -164,7 +166,7 @@ def test_mistakes_are_one_line(words: list[str], says: str, tmp_path: Path) -> N
 
 def test_they_are_listed(place: Path) -> None:
     said = imputer("reproduce", "--list", "--output", str(place / "results")).stdout
-    assert all(name in said for name in experiments.EXPERIMENTS) and "none yet" not in said
+    assert all(name in said for name in research.EXPERIMENTS) and "none yet" not in said
 
 
 # --- what they share
@@ -173,12 +175,12 @@ def test_they_are_listed(place: Path) -> None:
 def test_runs_are_named_after_what_determines_them(tmp_path: Path) -> None:
     dataset = SMALL(tmp_path)
     plain = replace(
-        dataset.settings, rollin=config.Rollin(), training=config.Training(objective="dynamic_programming")
+        dataset.settings, rollin=configs.Rollin(), training=configs.Training(objective="dynamic_programming")
     )
     start = Trained(tmp_path / "expert", 4)
 
     def name(
-        settings: config.Config = plain, dataset: Any = dataset, start: Any = start, expert: Any = start
+        settings: configs.Config = plain, dataset: Any = dataset, start: Any = start, expert: Any = start
     ) -> str:
         return run_name(settings, dataset, start, expert)
 
@@ -189,9 +191,9 @@ def test_runs_are_named_after_what_determines_them(tmp_path: Path) -> None:
     )
     assert name() == name(same) == name(dataset=moved)
     others = [
-        name(replace(plain, rollin=config.Rollin(masking="uniform"))),
+        name(replace(plain, rollin=configs.Rollin(masking="uniform"))),
         name(replace(plain, training=replace(plain.training, seed=1))),
-        name(replace(plain, model=config.Model(layers=3))),
+        name(replace(plain, model=configs.Model(layers=3))),
         name(start=None),
         name(expert=Trained(tmp_path / "other", 4)),
         name(dataset=replace(dataset, train=dataset.test)),
@@ -234,28 +236,26 @@ def test_verdicts_follow_the_interval() -> None:
     fall, rise = compared(("a", worse), ("b", better)), compared(("b", better), ("a", worse))
     even = compared(("a", worse), ("a", worse))
     assert fall["relative"] == pytest.approx(5 / 12 - 1)
-    assert [results.expects(one, -1) for one in (fall, rise, even)] == [
-        results.HOLDS,
-        results.FAILS,
-        results.FAILS,  # surely no difference
+    assert [report.expects(one, -1) for one in (fall, rise, even)] == [
+        report.HOLDS,
+        report.FAILS,
+        report.FAILS,  # surely no difference
     ]
     slight = compared(("a", score(*[100] * 200)), ("b", score(*[98, 99] * 100)))
-    assert results.expects(slight, -1) == results.OPEN  # another training could undo it
-    assert results.expects(slight, -1, room=0) == results.HOLDS
-    assert [results.no_better(one) for one in (fall, rise, even)] == [
-        results.FAILS,
-        results.HOLDS,
-        results.HOLDS,
+    assert report.expects(slight, -1) == report.OPEN  # another training could undo it
+    assert report.expects(slight, -1, room=0) == report.HOLDS
+    assert [report.no_better(one) for one in (fall, rise, even)] == [
+        report.FAILS,
+        report.HOLDS,
+        report.HOLDS,
     ]
-    assert [results.alike(one, 0.05) for one in (fall, rise, even)] == [
-        results.FAILS,
-        results.FAILS,
-        results.HOLDS,
+    assert [report.alike(one, 0.05) for one in (fall, rise, even)] == [
+        report.FAILS,
+        report.FAILS,
+        report.HOLDS,
     ]
     noisy = compared(("a", score(*[9, 0] * 10)), ("b", score(*[0, 9] * 10)))
-    assert {results.expects(noisy, -1), results.no_better(noisy), results.alike(noisy, 0.05)} == {
-        results.OPEN
-    }
+    assert {report.expects(noisy, -1), report.no_better(noisy), report.alike(noisy, 0.05)} == {report.OPEN}
 
 
 # --- data
@@ -332,8 +332,8 @@ def test_words_are_parted_from_a_dictionary(tmp_path: Path) -> None:
 
 def network(seed: int, tokens: int = 3) -> Imputer:
     torch.manual_seed(seed)
-    settings = config.Model(width=16, layers=1, heads=2, filter_size=16, dropout=0.0)
-    made = Imputer(settings, config.FrontEnd(name="frames", feature_size=4, frame_seconds=0.04), tokens)
+    settings = configs.Model(width=16, layers=1, heads=2, filter_size=16, dropout=0.0)
+    made = Imputer(settings, configs.FrontEnd(name="frames", feature_size=4, frame_seconds=0.04), tokens)
     made.output.weight.data *= 8  # far from uniform
     return made.eval()
 

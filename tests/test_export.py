@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import tones
-from imputer import cli, decoding, export
+from imputer import decoding, models
+from imputer.commands import program
 from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
+from imputer.runtimes import onnx as export
 
 
 def call(*arguments):
@@ -22,7 +24,7 @@ def call(*arguments):
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["imputer", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            program.main()
     return end.value.code or 0, out.getvalue(), err.getvalue()
 
 
@@ -89,7 +91,7 @@ def test_any_batch_and_any_length(folders, lengths):
 
 def test_both_topologies_and_other_shapes_export(folders, tmp_path):
     network = tones.untrained(width=32, layers=1, merge_repeats=True)
-    export.model.save(tmp_path / "merging", network, tones.vocabulary())
+    models.save(tmp_path / "merging", network, tones.vocabulary())
     differences = export.export(tmp_path / "merging", tmp_path / "out", int8=False)
     assert max(differences.values()) < 1e-4
     loaded, _ = export.load(tmp_path / "out")

@@ -9,9 +9,9 @@ from collections import Counter
 import matplotlib.image
 import pytest
 
-from imputer import figures
+from imputer.display import drawings
 from imputer.errors import UsageError
-from imputer.experiments import plots
+from imputer.research import plots
 from imputer.transcripts import from_alignment
 
 MASK = 9
@@ -34,12 +34,12 @@ def texts(figure):
 def test_the_decoding_path_has_a_cell_for_every_frame_and_pass(tmp_path):
     final = [0, 1, 0, 2, 0, 3, 0] * 4
     half = [t if n % 3 else MASK for n, t in enumerate(final)]
-    figure = figures.decoding_path(traced(final, [half, final]), block_size=4, title="have live")
+    figure = drawings.decoding_path(traced(final, [half, final]), block_size=4, title="have live")
     shown = Counter(texts(figure))
     assert shown["∅"] == 28 + half.count(MASK)
     assert shown["_"] == half.count(0) + final.count(0)
     assert shown["[have"] == half.count(1) + final.count(1) and shown["have live"] == 1
-    figures.save(figure, tmp_path / "a.svg", tmp_path / "a.png", tmp_path / "a.pdf")
+    drawings.save(figure, tmp_path / "a.svg", tmp_path / "a.png", tmp_path / "a.pdf")
     assert "<svg" in (tmp_path / "a.svg").read_text()[:2000]
     pixels = matplotlib.image.imread(tmp_path / "a.png")
     assert pixels.shape[0] > 100 and pixels[0, 0, :3].min() == 1.0  # a white panel, whatever the page
@@ -48,33 +48,35 @@ def test_the_decoding_path_has_a_cell_for_every_frame_and_pass(tmp_path):
 
 def test_the_same_picture_is_the_same_file(tmp_path):
     for name in ("a.svg", "b.svg"):
-        figure = figures.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
-        figures.save(figure, tmp_path / name)
+        figure = drawings.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
+        drawings.save(figure, tmp_path / name)
     assert len({(tmp_path / name).read_bytes() for name in ("a.svg", "b.svg")}) == 1
 
 
 def test_every_colour_has_a_counterpart_on_dark_pages(tmp_path):
-    lines = {f"line {n}": [(1, n), (2, n + 1)] for n in range(len(figures.COLOURS))}
+    lines = {f"line {n}": [(1, n), (2, n + 1)] for n in range(len(drawings.COLOURS))}
     plots.save(tmp_path / "lines.svg", [plots.Panel("x", "y", lines)])
-    path = figures.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
-    figures.save(path, tmp_path / "path.svg")
-    figures.save(figures.lattice(["A", "B"], [1, 0, 2], [False, True, False]), tmp_path / "lattice.svg")
+    path = drawings.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
+    drawings.save(path, tmp_path / "path.svg")
+    drawings.save(drawings.lattice(["A", "B"], [1, 0, 2], [False, True, False]), tmp_path / "lattice.svg")
     for file in tmp_path.glob("*.svg"):
         svg = file.read_text()
         rules, drawn = svg.split("</style>")
         used = set(re.findall(r"(?:fill|stroke): (#\w{6})", drawn))
-        assert {figures.PAPER, figures.INK} <= used <= set(figures.DARK), file
-        assert all(f'[style*="fill: {colour}"]{{fill:{figures.DARK[colour]}' in rules for colour in used)
-    assert len(set(figures.DARK.values())) == len(figures.DARK)
+        assert {drawings.PAPER, drawings.INK} <= used <= set(drawings.DARK), file
+        assert all(f'[style*="fill: {colour}"]{{fill:{drawings.DARK[colour]}' in rules for colour in used)
+    assert len(set(drawings.DARK.values())) == len(drawings.DARK)
 
 
 def test_long_paths_go_on_in_further_lines():
     final = ([0] * 9 + [1]) * 30
-    figure = figures.decoding_path(traced(final, [final]), block_size=8)
+    figure = drawings.decoding_path(traced(final, [final]), block_size=8)
     width, height = figure.get_size_inches()
     assert width < 16 and height > 1.5
     assert texts(figure).count("[have") == 30
-    huge = figures.decoding_path(traced(final, [final]), block_size=300)  # one block: still broken into lines
+    huge = drawings.decoding_path(
+        traced(final, [final]), block_size=300
+    )  # one block: still broken into lines
     assert huge.get_size_inches()[0] < 16
 
 
@@ -83,7 +85,7 @@ def test_error_rates_by_block_size(tmp_path):
         {"strategy": s, "block_size": b, "wer": {"value": 0.1 + b / 1000, "low": 0.09, "high": 0.2}}
         for s, b in itertools.product(["right_most_last", "alternate_sub_block"], [8, 2, 4])
     ]
-    (axes,) = figures.wer_by_block_size(rows, title="x").axes
+    (axes,) = drawings.wer_by_block_size(rows, title="x").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "right most last",
         "alternate sub block",
@@ -91,9 +93,9 @@ def test_error_rates_by_block_size(tmp_path):
     assert list(axes.lines[0].get_xdata()) == [2, 4, 8]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([10.2, 10.4, 10.8])
     plain = [{"strategy": "block", "block_size": 1, "wer": 0.5, "model": m} for m in ("a", "b")]
-    (axes,) = figures.wer_by_block_size(plain).axes
+    (axes,) = drawings.wer_by_block_size(plain).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["block, a", "block, b"]
-    figures.save(axes.figure, tmp_path / "w.png")
+    drawings.save(axes.figure, tmp_path / "w.png")
 
 
 def enumerate_alignments(target, frames, merge):
@@ -116,7 +118,7 @@ def test_the_lattice_has_the_arcs_of_the_compatible_alignments(target, merge):
     count = 2 * len(target) + 1 if merge else len(target) + 1
 
     def path(a):
-        return figures._state_path(a, merge)
+        return drawings._state_path(a, merge)
 
     for a in every[:: max(1, len(every) // 6)]:
         for committed in itertools.product([False, True], repeat=frames):
@@ -133,17 +135,17 @@ def test_the_lattice_has_the_arcs_of_the_compatible_alignments(target, merge):
                 for other in agreeing
                 for n, (before, after) in enumerate(itertools.pairwise([0, *path(other)]))
             }
-            assert figures._reachable(path(a), committed, count, merge, target) == expected
+            assert drawings._reachable(path(a), committed, count, merge, target) == expected
 
 
 def test_the_lattice_is_drawn(tmp_path):
-    figure = figures.lattice(["▁A", "B", "C", "D"], [1, 0, 2, 0, 0, 3, 4], [1, 1, 1, 0, 0, 0, 1], title="y")
+    figure = drawings.lattice(["▁A", "B", "C", "D"], [1, 0, 2, 0, 0, 3, 4], [1, 1, 1, 0, 0, 0, 1], title="y")
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["[A", "_", "B", "∅", "∅", "∅", "D"]
     rings = [line for line in axes.lines if line.get_markersize() == 11]
     assert [int(line.get_xdata()[0]) for line in rings] == [0, 1, 2, 6]
-    figures.save(figure, tmp_path / "lattice.png")
-    merged = figures.lattice(["A", "A"], [1, 1, 0, 2], [0, 1, 0, 0], merge_repeats=True)
+    drawings.save(figure, tmp_path / "lattice.png")
+    merged = drawings.lattice(["A", "A"], [1, 1, 0, 2], [0, 1, 0, 0], merge_repeats=True)
     assert len(merged.axes[0].get_yticklabels()) == 5
 
 
@@ -154,25 +156,27 @@ def test_training_curves(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3, "lo')
-    losses, errors = figures.training_curves({"dp": run}).axes
+    losses, errors = drawings.training_curves({"dp": run}).axes
     assert list(losses.lines[0].get_xdata()) == list(range(0, 200, 20))
     assert [t.get_text() for t in errors.get_legend().get_texts()] == ["1 pass", "16 passes"]
     assert list(errors.lines[1].get_ydata()) == [40.0, 40.0]
-    figure = figures.training_curves({"a": run, "b": run / "metrics.jsonl"})
+    figure = drawings.training_curves({"a": run, "b": run / "metrics.jsonl"})
     assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
-    figures.save(figure, tmp_path / "curves.svg")
+    drawings.save(figure, tmp_path / "curves.svg")
 
 
 def test_bad_requests(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="trace"):
-        figures.decoding_path(from_alignment([0], [1.0], Letters(), frame_seconds=1, seconds=1), block_size=2)
+        drawings.decoding_path(
+            from_alignment([0], [1.0], Letters(), frame_seconds=1, seconds=1), block_size=2
+        )
     with pytest.raises(UsageError, match="gone"):
-        figures.training_curves({"x": tmp_path / "gone.jsonl"})
+        drawings.training_curves({"x": tmp_path / "gone.jsonl"})
     (tmp_path / "empty.jsonl").write_text("[]\n")
     with pytest.raises(UsageError, match="no steps"):
-        figures.training_curves({"x": tmp_path / "empty.jsonl"})
+        drawings.training_curves({"x": tmp_path / "empty.jsonl"})
     with pytest.raises(UsageError, match=r"\.svg"):
-        figures.save(figures.lattice(["A"], [1], [True]), tmp_path / "picture.bmp")
+        drawings.save(drawings.lattice(["A"], [1], [True]), tmp_path / "picture.bmp")
     real = builtins.__import__
 
     def without(name, *rest):
@@ -182,4 +186,4 @@ def test_bad_requests(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"imputer-asr\[figures\]"):
-        figures.lattice(["A"], [1], [True])
+        drawings.lattice(["A"], [1], [True])

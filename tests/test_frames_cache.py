@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from imputer import audio, batching
+from imputer import audio
+from imputer.configs import Augmentation
+from imputer.data import batching
+from imputer.data.frames_cache import RECORD, CachedExtract, FramesCache
+from imputer.data.manifest import Manifest, Utterance, write
 from imputer.errors import ImputerError, UsageError
-from imputer.features import Augmentation
-from imputer.frames_cache import RECORD, CachedExtract, FramesCache
-from imputer.manifest import Manifest, Utterance, write
 
 HOP = 400
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from imputer import audio, config, frontends
+from imputer import audio, configs, frontends
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends import moonshine as module
 from imputer.frontends.windows import in_windows
@@ -129,7 +129,7 @@ def test_moonshine_key_changes_with_the_weights(encoder, tmp_path):
 
 @needs_moonshine
 def test_moonshine_front_end_stacks_and_projects(encoder):
-    front_end = frontends.build(config.FrontEnd(name="moonshine", stack=2), 32)
+    front_end = frontends.build(configs.FrontEnd(name="moonshine", stack=2), 32)
     features = [front_end.extract(noise(samples, seed=samples)) for samples in (8000, 13_000)]
     lengths = torch.tensor([len(f) for f in features])
     acoustic, frames = front_end(torch.nn.utils.rnn.pad_sequence(features, batch_first=True), lengths)
@@ -147,7 +147,7 @@ def test_a_missing_moonshine_says_the_command_that_installs_it(monkeypatch, pack
         pytest.skip("needs moonshine-voice")
     hide(monkeypatch, package)
     with pytest.raises(UsageError, match=r"pip install 'imputer-asr\[english\]'"):
-        frontends.build(config.FrontEnd(name="moonshine"), 8)
+        frontends.build(configs.FrontEnd(name="moonshine"), 8)
 
 
 @needs_moonshine
@@ -212,7 +212,7 @@ def checkpoint(request, tmp_path_factory):
 
 
 def front_end_of(folder):
-    return frontends.build(config.FrontEnd(name="huggingface", source=str(folder), stack=2), 24)
+    return frontends.build(configs.FrontEnd(name="huggingface", source=str(folder), stack=2), 24)
 
 
 @pytest.mark.parametrize("samples", [1, 399, 400, 719, 720, 16_000, 16_123])
@@ -282,7 +282,7 @@ def test_huggingface_key_changes_with_the_weights(checkpoint, tmp_path):
 def test_huggingface_says_what_is_wrong_with_a_source(monkeypatch, source, says):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError, match=says):
-        front_end_of(source) if source else frontends.build(config.FrontEnd(name="huggingface"), 8)
+        front_end_of(source) if source else frontends.build(configs.FrontEnd(name="huggingface"), 8)
 
 
 @needs_transformers

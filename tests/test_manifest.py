@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imputer import manifest
+from imputer.data import manifest
+from imputer.data.manifest import Manifest, Utterance
 from imputer.errors import ImputerError, UsageError
-from imputer.manifest import Manifest, Utterance
 
 GOOD = {"id": "a", "audio_filepath": "a.wav", "duration": 1.5, "text": "hello", "speaker": "s"}
 

@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from imputer import config, model
+from imputer import configs, model, models
 from imputer.errors import UsageError
 from imputer.model import Imputer
 from imputer.vocabulary import Vocabulary
 
-SMALL = config.Model(width=16, layers=2, heads=2, filter_size=24, dropout=0.1)
+SMALL = configs.Model(width=16, layers=2, heads=2, filter_size=24, dropout=0.1)
 FRONT_ENDS = [
-    config.FrontEnd(channels=3),
-    config.FrontEnd(name="frames", feature_size=7, frame_seconds=0.02, stack=3),
+    configs.FrontEnd(channels=3),
+    configs.FrontEnd(name="frames", feature_size=7, frame_seconds=0.02, stack=3),
 ]
 
 
-def built(front_end: config.FrontEnd, vocabulary_size: int = 6) -> Imputer:
+def built(front_end: configs.FrontEnd, vocabulary_size: int = 6) -> Imputer:
     torch.manual_seed(0)
     imputer = Imputer(SMALL, front_end, vocabulary_size).eval()
     normalisation = imputer.front_end.normalisation
@@ -31,7 +31,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda f: f.name)
-def test_padding_never_leaks(front_end: config.FrontEnd) -> None:
+def test_padding_never_leaks(front_end: configs.FrontEnd) -> None:
     imputer = built(front_end)
     lengths = torch.tensor([40, 23, 1])
     features = torch.randn(3, 40, imputer.front_end.feature_size)
@@ -92,8 +92,8 @@ def test_attention_sees_relative_positions_only() -> None:
 
 def test_a_folder_round_trips(tmp_path: Path, vocabulary: Vocabulary) -> None:
     imputer = built(FRONT_ENDS[0], vocabulary.size)
-    model.save(tmp_path / "m", imputer, vocabulary)
-    loaded, tokens = model.load(tmp_path / "m")
+    models.save(tmp_path / "m", imputer, vocabulary)
+    loaded, tokens = models.load(tmp_path / "m")
     features, lengths = torch.randn(1, 33, 240), torch.tensor([33])
     assert torch.equal(loaded(features, lengths)[0], imputer(features, lengths)[0])
     assert tokens.fingerprint == vocabulary.fingerprint
@@ -102,45 +102,45 @@ def test_a_folder_round_trips(tmp_path: Path, vocabulary: Vocabulary) -> None:
         "model.safetensors",
         "tokenizer.model",
     ]
-    model.save(tmp_path / "half", imputer, vocabulary, half=True)
+    models.save(tmp_path / "half", imputer, vocabulary, half=True)
     assert torch.allclose(
-        model.load(tmp_path / "half")[0](features, lengths)[0], imputer(features, lengths)[0], atol=1e-2
+        models.load(tmp_path / "half")[0](features, lengths)[0], imputer(features, lengths)[0], atol=1e-2
     )
 
 
 @pytest.mark.parametrize("name", ["config.toml", "model.safetensors", "tokenizer.model"])
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path, vocabulary: Vocabulary, name: str) -> None:
     folder = tmp_path / "m"
-    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    models.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: len(whole) // 2] if name != "config.toml" else b"[model\n")
     with pytest.raises(UsageError, match=name.replace(".", r"\.")):
-        model.load(folder)
+        models.load(folder)
     (folder / name).unlink()
     with pytest.raises(UsageError, match=f"{name} is missing"):
-        model.load(folder)
+        models.load(folder)
 
 
 def test_weights_of_another_size_are_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
     folder = tmp_path / "m"
-    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    models.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("filter_size = 24", "filter_size = 32"))
     with pytest.raises(UsageError, match="24x16 in the file, 32x16 in the model"):
-        model.load(folder)
+        models.load(folder)
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
     folder = tmp_path / "m"
-    model.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
+    models.save(folder, built(FRONT_ENDS[0], vocabulary.size), vocabulary)
     Vocabulary.train(["xyz zyx"], size=4, units="characters").save(folder / "tokenizer.model")
     with pytest.raises(UsageError, match="not the tokenizer this model was trained with"):
-        model.load(folder)
+        models.load(folder)
 
 
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(UsageError, match=r"model.width = 16 must be a multiple of twice model.heads = 5"):
-        Imputer(config.Model(width=16, heads=5), FRONT_ENDS[0], 3)
+        Imputer(configs.Model(width=16, heads=5), FRONT_ENDS[0], 3)
 
 
 def test_rotation_makes_attention_relative() -> None:
@@ -155,7 +155,7 @@ def test_rotation_makes_attention_relative() -> None:
 
 def test_training_in_bfloat16_gives_finite_gradients() -> None:
     network = Imputer(
-        config.Model(width=16, layers=1, heads=2, filter_size=32), config.FrontEnd(channels=2), 5
+        configs.Model(width=16, layers=1, heads=2, filter_size=32), configs.FrontEnd(channels=2), 5
     )
     with torch.autocast("cpu", torch.bfloat16):
         log_probs, _ = network(torch.randn(2, 40, 240), torch.tensor([40, 30]))

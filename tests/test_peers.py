@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from imputer import audio, evaluation
-from imputer.manifest import Utterance
-from imputer.peers import PEERS, MoonshineDecoder, house_form
-from imputer.recognizer import MODELS
+from imputer.data.manifest import Utterance
+from imputer.evaluation.baselines import PEERS, MoonshineDecoder, house_form
+from imputer.models import SHIPPED
 
-SAMPLE = MODELS / "digits" / "sample.wav"
+SAMPLE = SHIPPED / "digits" / "sample.wav"
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from imputer import cli
-from imputer.manifest import Manifest
+from imputer.commands import program
+from imputer.data.manifest import Manifest
 from imputer.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
@@ -24,7 +24,7 @@ def run(capsys: Capture, monkeypatch: Patch, *words: object) -> tuple[int, str, 
     monkeypatch.setattr(sys, "argv", ["imputer", *map(str, words)])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        program.main()
     out, err = capsys.readouterr()
     return int(ended.value.code or 0), out, err
 

@@ -1,6 +1,6 @@
 """What is printed where there is no terminal."""
 
-from imputer import progress
+from imputer.support import progress
 
 
 def test_time_left_counts_only_what_this_run_did(monkeypatch, capsys):

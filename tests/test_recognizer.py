@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 import imputer
 import tones
-from imputer import audio, recognizer, windows
+from imputer import audio, models, recognizer
 from imputer.alignments import collapse
+from imputer.audio import windows
+from imputer.audio.windows import Piece
+from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
-from imputer.manifest import Utterance
 from imputer.recognizer import Recognizer
-from imputer.windows import Piece
 
 TEXT = "goluba midago ba lu"
 
@@ -329,9 +330,9 @@ def test_a_folder_of_the_name_does_not_hide_a_shipped_model(folder, tmp_path, mo
     (run / "config.toml").write_text(
         "[training]\nsteps = 1\n"
     )  # as `imputer train digits.toml digits` leaves it
-    assert recognizer.model_folder("digits") == recognizer.MODELS / "digits"
+    assert models.model_folder("digits") == models.SHIPPED / "digits"
     shutil.copytree(folder, run, dirs_exist_ok=True)
-    assert recognizer.model_folder("digits") == Path("digits")
+    assert models.model_folder("digits") == Path("digits")
 
 
 @pytest.mark.parametrize("block_size", [0, -3, 1.5, True])

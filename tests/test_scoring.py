@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imputer import scoring
-from imputer.scoring import Errors
+from imputer.evaluation import scoring
+from imputer.evaluation.scoring import Errors
 
 sentences = st.lists(st.sampled_from(["a", "b", "c", "the", "cat"]), max_size=8).map(" ".join)
 

@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 
-from imputer.recognizer import MODELS, Recognizer
+from imputer.models import SHIPPED
+from imputer.recognizer import Recognizer
 from trainings import imputer
 
 SAMPLES = {
@@ -16,7 +17,7 @@ LARGEST = {"digits": 4e6, "english": 20e6}  # bytes
 
 @pytest.mark.parametrize("name", list(SAMPLES))
 def test_a_shipped_model_hears_its_sample(name):
-    folder = MODELS / name
+    folder = SHIPPED / name
     assert sum(path.stat().st_size for path in folder.iterdir()) < LARGEST[name]
     transcript = Recognizer.from_pretrained(name).transcribe(str(folder / "sample.wav"))
     assert transcript.text == SAMPLES[name]
@@ -27,7 +28,7 @@ def test_a_shipped_model_hears_its_sample(name):
 
 @pytest.mark.parametrize("name", list(SAMPLES))
 def test_its_card_says_where_it_comes_from(name):
-    card = (MODELS / name / "README.md").read_text()
+    card = (SHIPPED / name / "README.md").read_text()
     for said in (
         "licence",
         "95 %",
@@ -54,14 +55,14 @@ def test_the_demo_keeps_only_what_it_trains(tmp_path):
 
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_subtitles_of_the_sample_are_two_lines(form):
-    written = imputer("transcribe", str(MODELS / "english" / "sample.wav"), "--format", form).stdout
+    written = imputer("transcribe", str(SHIPPED / "english" / "sample.wav"), "--format", form).stdout
     cues = [cue.partition(" --> ")[2].split("\n")[1:] for cue in written.split("\n\n") if " --> " in cue]
     assert " ".join(line for cue in cues for line in cue) == SAMPLES["english"]
     assert all(len(cue) <= 2 and len(line) <= 42 for cue in cues for line in cue)
 
 
 def test_english_is_the_default_and_its_extra_is_named_when_missing(monkeypatch):
-    sample = str(MODELS / "english" / "sample.wav")
+    sample = str(SHIPPED / "english" / "sample.wav")
     assert imputer("transcribe", sample).stdout.strip() == SAMPLES["english"]
     find = importlib.util.find_spec
     monkeypatch.setattr(

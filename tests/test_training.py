@@ -18,11 +18,12 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from imputer import alignments, checkpoints, config, manifest, rollin, training
-from imputer import model as models
+from imputer import alignments, configs, models, rollin, training
 from imputer.corpora import tones
+from imputer.data import manifest
+from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError
-from imputer.ranks import Ranks
+from imputer.training import checkpoints
 from imputer.vocabulary import Vocabulary
 from trainings import ENVIRONMENT, imputer, settings_for, trained_on
 
@@ -47,7 +48,7 @@ def test_the_imputer_learns_them_too(
     trained_on(
         corpus,
         tmp_path / "run",
-        config.Rollin(alignments=str(stored), block_size=4, noise="none"),
+        configs.Rollin(alignments=str(stored), block_size=4, noise="none"),
         objective=objective,
         start_from=str(expert) if start == "expert" else "",
         steps=300,
@@ -68,13 +69,13 @@ def test_dynamic_programming_has_the_calmer_gradient(
 ) -> None:
     """The paper's claim, measured: over the same roll-ins the summed objective varies less than the imitated one."""
     trained_on(
-        corpus, tmp_path / "half", config.Rollin(alignments=str(stored)), steps=25, objective="imitation"
+        corpus, tmp_path / "half", configs.Rollin(alignments=str(stored)), steps=25, objective="imitation"
     )  # neither new nor done
     variance = {}
     for objective in ("imitation", "dynamic_programming"):
         settings = replace(
             settings_for(corpus, objective=objective),
-            rollin=config.Rollin(alignments=str(stored), noise="token"),
+            rollin=configs.Rollin(alignments=str(stored), noise="token"),
         )
         run = training.prepare(settings, tmp_path / objective, Ranks())
         models.load_weights(run.model, tmp_path / "half" / "model" / models.WEIGHTS)
@@ -90,7 +91,7 @@ def test_dynamic_programming_has_the_calmer_gradient(
 
 
 def test_a_stale_copy_takes_over_the_roll_in(corpus: str, expert: Path, stored: Path, tmp_path: Path) -> None:
-    policy = config.Rollin(alignments=str(stored), block_size=4, refresh_every=5)
+    policy = configs.Rollin(alignments=str(stored), block_size=4, refresh_every=5)
     trained_on(corpus, tmp_path, policy, objective="dynamic_programming", start_from=str(expert), steps=12)
     assert [p.stem for p in sorted((tmp_path / "stale").iterdir())] == ["step-00000005", "step-00000010"]
     _, vocabulary = models.load(expert)
@@ -101,7 +102,7 @@ def test_a_stale_copy_takes_over_the_roll_in(corpus: str, expert: Path, stored: 
 
 @pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant"])
 def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
-    given = config.Training(learning_rate=1.0, warmup_steps=10, steps=100, schedule=schedule)  # type: ignore[arg-type]
+    given = configs.Training(learning_rate=1.0, warmup_steps=10, steps=100, schedule=schedule)  # type: ignore[arg-type]
     rates = [training.learning_rate(given, step) for step in range(100)]
     assert rates[:10] == pytest.approx([i / 10 for i in range(1, 11)])
     assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
@@ -111,7 +112,7 @@ def test_the_learning_rate_warms_up_and_decays(schedule: str) -> None:
 
 
 def test_a_training_can_stop_before_its_schedule_is_down() -> None:
-    whole = config.Training(learning_rate=1.0, warmup_steps=10, steps=100)
+    whole = configs.Training(learning_rate=1.0, warmup_steps=10, steps=100)
     early = replace(whole, steps=50, schedule_steps=100)
     assert [training.learning_rate(early, step) for step in range(50)] == [
         training.learning_rate(whole, step) for step in range(50)
@@ -131,7 +132,7 @@ def test_given_vectors_are_a_front_end_of_their_own(tmp_path: Path) -> None:
     path = given_vectors(tmp_path)
     settings = settings_for(path, steps=120)
     settings = replace(
-        settings, front_end=config.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02, stack=2)
+        settings, front_end=configs.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02, stack=2)
     )
     training.train(settings, tmp_path / "run")
     assert last_validation(tmp_path / "run")["wer_1"] == 0.0
@@ -143,7 +144,7 @@ def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
     words = [manifest.Utterance(word, "cmudict.dict", 0.08 * len(word), text) for word, text in said.items()]
     manifest.write(tmp_path / "words.jsonl", words)
     settings = settings_for(str(tmp_path / "words.jsonl"), steps=120)
-    settings = replace(settings, front_end=config.FrontEnd(name="letters"))
+    settings = replace(settings, front_end=configs.FrontEnd(name="letters"))
     expert = training.train(settings, tmp_path / "expert")
     assert last_validation(tmp_path / "expert")["wer_1"] == 0.0
     store = tmp_path / "words.alignments"
@@ -153,7 +154,7 @@ def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
     assert "5 of 6 utterances aligned" in said_of_it and "'a.m.' is not spelt" in said_of_it
     settings = replace(
         settings,
-        rollin=config.Rollin(alignments=str(store), noise="none"),
+        rollin=configs.Rollin(alignments=str(store), noise="none"),
         vocabulary=replace(settings.vocabulary, tokenizer=str(expert / "tokenizer.model")),
         training=replace(settings.training, objective="dynamic_programming", steps=250),
     )
@@ -186,7 +187,7 @@ def given_vectors(folder: Path, spoilt: int = -1) -> str:
 def command_for(corpus: str, folder: Path, **changed: object) -> list[str]:
     settings = settings_for(corpus, **changed)
     (folder / "some.toml").write_text(
-        config.to_toml({name: getattr(settings, name) for name in vars(settings)})
+        configs.to_toml({name: getattr(settings, name) for name in vars(settings)})
     )
     return ["train", "--config", str(folder / "some.toml"), "--output"]
 
@@ -288,7 +289,7 @@ def test_a_loss_that_is_no_number_is_skipped_then_stops_the_run(tmp_path: Path) 
     settings = settings_for(given_vectors(tmp_path, spoilt=2), steps=40, nonfinite_limit=3, log_every=1)
     settings = replace(
         settings,
-        front_end=config.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02),
+        front_end=configs.FrontEnd(name="frames", feature_size=6, frame_seconds=0.02),
         data=replace(settings.data, batch_seconds=1.0, valid=()),
     )
     with pytest.raises(ImputerError, match=r"no finite number in 4 steps.*utt2"):
@@ -417,14 +418,14 @@ def test_an_expert_with_another_tokenizer_is_refused(
 ) -> None:
     settings = replace(
         settings_for(corpus, objective="imitation"),
-        vocabulary=config.Vocabulary(units="bpe", size=14),
-        rollin=config.Rollin(alignments=str(stored)),
+        vocabulary=configs.Vocabulary(units="bpe", size=14),
+        rollin=configs.Rollin(alignments=str(stored)),
     )
     with pytest.raises(UsageError, match=r"its tokenizer is .*--vocabulary\.tokenizer"):
         training.train(settings, tmp_path / "run")
     corrected = replace(
         settings,
-        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        vocabulary=configs.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
         training=replace(settings.training, steps=1),
     )
     training.train(corrected, tmp_path / "run")  # in the same folder
@@ -442,8 +443,8 @@ def test_alignments_of_another_corpus_are_refused(stored: Path, expert: Path, tm
     other = tones.make(str(tmp_path / "other"), 3, seed=1)
     settings = replace(
         settings_for(other, objective="imitation"),
-        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
-        rollin=config.Rollin(alignments=str(stored)),
+        vocabulary=configs.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        rollin=configs.Rollin(alignments=str(stored)),
     )
     with pytest.raises(UsageError, match="has no alignment for 3 of 3 utterances"):
         training.train(settings, tmp_path / "run")
@@ -458,8 +459,8 @@ def test_a_few_that_could_not_be_aligned_are_left_out(
     settings = replace(
         settings,
         data=replace(settings.data, train=(str(tmp_path / "other" / "manifest.jsonl"), corpus)),
-        vocabulary=config.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
-        rollin=config.Rollin(alignments=str(stored)),
+        vocabulary=configs.Vocabulary(tokenizer=str(expert / models.TOKENIZER)),
+        rollin=configs.Rollin(alignments=str(stored)),
     )
     with pytest.raises(UsageError, match="has no alignment for 1 of 9 utterances, first new-"):
         training.train(settings, tmp_path / "run")

@@ -12,8 +12,10 @@ import soundfile
 from rich.console import Console
 
 import tones
-from imputer import animation, cli, decoding, transcripts
+from imputer import decoding, transcripts
+from imputer.commands import program
 from imputer.commands import transcribe as command
+from imputer.display import animation
 from imputer.transcripts import from_alignment
 
 TEXTS = {"a.wav": "goluba midago ba lu", "b.flac": "ba ba lu", "c.ogg": "midago"}
@@ -43,7 +45,7 @@ def run(monkeypatch, capsys):
         stream.name = "<stdin>"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            program.main()
         captured = capsys.readouterr()
         return end.value.code or 0, captured.out, captured.err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from imputer import config, model
+from imputer import configs, model, models
 from imputer.vocabulary import Vocabulary
 
 RATE = 16_000
@@ -51,7 +51,7 @@ def speak(text: str, seed: int = 0, *, pause: float = 0.0) -> tuple[np.ndarray, 
 def untrained(**settings) -> model.Imputer:
     torch.manual_seed(0)
     shape = {"width": 64, "layers": 2, "heads": 2, "filter_size": 128, "dropout": 0.0} | settings
-    return model.Imputer(config.Model(**shape), config.FrontEnd(channels=4), vocabulary().size)
+    return model.Imputer(configs.Model(**shape), configs.FrontEnd(channels=4), vocabulary().size)
 
 
 @functools.cache
@@ -90,5 +90,5 @@ def trained() -> model.Imputer:
 
 
 def save(folder: Path) -> Path:
-    model.save(folder, trained(), vocabulary())
+    models.save(folder, trained(), vocabulary())
     return folder

@@ -10,20 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from imputer import cli, config, training
+from imputer import configs, training
+from imputer.commands import program
 
-TINY = config.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
+TINY = configs.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def settings_for(corpus: str, **changed: object) -> config.Config:
-    return config.Config(
-        front_end=config.FrontEnd(channels=4),
+def settings_for(corpus: str, **changed: object) -> configs.Config:
+    return configs.Config(
+        front_end=configs.FrontEnd(channels=4),
         model=TINY,
-        vocabulary=config.Vocabulary(units="characters", size=9),
-        data=config.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
+        vocabulary=configs.Vocabulary(units="characters", size=9),
+        data=configs.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
         training=replace(
-            config.Training(
+            configs.Training(
                 steps=150,
                 learning_rate=3e-3,
                 warmup_steps=20,
@@ -38,7 +39,7 @@ def settings_for(corpus: str, **changed: object) -> config.Config:
 
 
 def trained_on(
-    corpus: str, folder: Path, rollin_settings: config.Rollin | None = None, **changed: object
+    corpus: str, folder: Path, rollin_settings: configs.Rollin | None = None, **changed: object
 ) -> Path:
     settings = settings_for(corpus, **changed)
     if rollin_settings:
@@ -56,7 +57,7 @@ def imputer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
         ):
-            cli.main()
+            program.main()
     finally:
         sys.argv = before
     code = int(ended.value.code or 0)

@@ -1,6 +1,6 @@
 """``python -m imputer``, also what torchrun starts."""
 
-from imputer.cli import main
+from imputer.commands.program import main
 
 if __name__ == "__main__":
     main()

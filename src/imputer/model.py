@@ -1,19 +1,15 @@
 """The paper's network (fig:imputer): convolution + alignment embedding -> self-attention -> softmax."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from imputer import config, files, frontends
-from imputer.errors import ImputerError, UsageError
+from imputer import configs, frontends
+from imputer.errors import UsageError
 from imputer.frontends.normalisation import real_frames
-from imputer.vocabulary import Vocabulary
-
-WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.model"
 
 
 class Imputer(nn.Module):
@@ -25,7 +21,7 @@ class Imputer(nn.Module):
     blank = 0
     front_end: Any  # one of imputer.frontends.FRONT_ENDS
 
-    def __init__(self, settings: config.Model, front_end: config.FrontEnd, vocabulary_size: int) -> None:
+    def __init__(self, settings: configs.Model, front_end: configs.FrontEnd, vocabulary_size: int) -> None:
         super().__init__()
         if settings.width % (2 * settings.heads):
             raise UsageError(
@@ -91,7 +87,7 @@ class Imputer(nn.Module):
 class Layer(nn.Module):
     """Self-attention and feed-forward, each normalised before and added after (pre-norm)."""
 
-    def __init__(self, settings: config.Model) -> None:
+    def __init__(self, settings: configs.Model) -> None:
         super().__init__()
         width = settings.width
         self.heads, self.rate = settings.heads, settings.dropout
@@ -142,90 +138,6 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-
-
-def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bool = False) -> None:
-    """Write the model folder: weights (float16 if ``half``), configuration, tokenizer; each whole or not at all."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    if half:
-        weights = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
-    text = config.to_toml(
-        {
-            "model": model.settings,
-            "front_end": model.front_end_settings,
-            "vocabulary": {"size": vocabulary.size, "fingerprint": vocabulary.fingerprint},
-        }
-    )
-    with files.replacing(folder / WEIGHTS) as path:
-        save_file(weights, path)
-    with files.replacing(folder / TOKENIZER) as path:
-        vocabulary.save(path)
-    with files.replacing(folder / CONFIG) as path:
-        path.write_text(text)
-
-
-def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:
-    """Read a model folder; whatever is missing, damaged or does not fit together is named."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UsageError(f"no model folder {folder}")
-    for name in (CONFIG, TOKENIZER, WEIGHTS):
-        if not (folder / name).is_file():
-            raise UsageError(f"{folder} is no model folder: {name} is missing")
-    mapping = config.read_toml(folder / CONFIG)
-    where = str(folder / CONFIG)
-    settings = config.build(config.Model, mapping.get("model", {}), where=where, prefix="model.")
-    front_end = config.build(config.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end.")
-    try:
-        vocabulary = Vocabulary.load(folder / TOKENIZER)
-    except ImputerError as error:
-        raise UsageError(str(error)) from error
-    stated = mapping.get("vocabulary", {})
-    if stated.get("fingerprint", vocabulary.fingerprint) != vocabulary.fingerprint:
-        raise UsageError(
-            f"{folder / TOKENIZER} is not the tokenizer this model was trained with: fingerprint "
-            f"{vocabulary.fingerprint}, config.toml says {stated['fingerprint']}"
-        )
-    model = Imputer(settings, front_end, vocabulary.size)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval(), vocabulary
-
-
-def load_weights(model: nn.Module, path: Path | str) -> None:
-    """Copy the tensors of a safetensors file into ``model``; names and shapes must agree exactly."""
-    weights = read_weights(path)
-    expected: dict[str, Any] = model.state_dict()
-    wrong = [
-        f"{name}: {_shape(weights.get(name))} in the file, {_shape(expected.get(name))} in the model"
-        for name in sorted(weights.keys() | expected.keys())
-        if _shape(weights.get(name)) != _shape(expected.get(name))
-    ]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        raise UsageError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{more}")
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(weights[name])
-
-
-def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise UsageError(f"{path} is damaged or no safetensors file: {error}") from error
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else "x".join(map(str, tensor.shape)) or "a number"
 
 
 def parameters(model: nn.Module) -> int:

@@ -17,17 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import config, decoding, transcripts, windows
+from imputer import configs, decoding, models, transcripts
+from imputer.audio import windows
+from imputer.audio.windows import Piece
+from imputer.data.recordings import Audio, Recording, Waveform, mono, open_recording
 from imputer.errors import ImputerError, UsageError
-from imputer.recordings import Audio, Recording, Waveform, mono, open_recording
 from imputer.transcripts import Transcript
 from imputer.vocabulary import Vocabulary
-from imputer.windows import Piece
 
 __all__ = ["Recognizer", "Transcript"]
 
-MODELS = Path(__file__).parent / "models"
-EXPORTED = "encode*.onnx"  # what the export of a model holds
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 256  # recordings that are sorted by length together
@@ -43,7 +42,7 @@ class Network(Protocol):
     blank: int
     mask: int
     merge_repeats: bool
-    settings: config.Model
+    settings: configs.Model
     front_end: Any
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,16 +85,14 @@ class Recognizer:
     ) -> "Recognizer":
         """Read a model folder, or a model that comes with the package, by its name."""
         if runtime == "torch":
-            from imputer import model
-
-            return cls(*model.load(torch_folder(path_or_name)), device=device)
+            return cls(*models.load(models.torch_folder(path_or_name)), device=device)
         if runtime not in ("onnx", "onnx-int8"):
             raise UsageError(f"runtime {runtime!r} is none of torch, onnx, onnx-int8")
         if device != "cpu":
             raise UsageError(f"runtime {runtime} runs on the cpu, not on device {device!r}")
-        from imputer import export
+        from imputer.runtimes import onnx
 
-        return cls(*export.load(model_folder(path_or_name), int8=runtime == "onnx-int8"))
+        return cls(*onnx.load(models.model_folder(path_or_name), int8=runtime == "onnx-int8"))
 
     @property
     def sample_rate(self) -> int:
@@ -314,40 +311,6 @@ class Recognizer:
                 f"{name}: {seconds * 1000:.3g} ms of sound are less than one frame of "
                 f"{self.frame_seconds * 1000:.3g} ms"
             )
-
-
-def model_folder(path_or_name: str | Path) -> Path:
-    """The folder of a model: a folder itself, or the name of one that comes with the package.
-
-    A folder that only happens to be called as a shipped model does not hide it.
-    """
-    folder = Path(path_or_name)
-    shipped = sorted(path.parent.name for path in MODELS.glob("*/config.toml"))
-    if str(path_or_name) in shipped and not _holds_model(folder):
-        return MODELS / str(path_or_name)
-    if folder.is_dir():
-        return folder
-    known = f"; the models that come with the package are {', '.join(shipped)}" if shipped else ""
-    raise UsageError(f"no model folder {path_or_name}{known}")
-
-
-def torch_folder(path_or_name: str | Path) -> Path:
-    """The same for torch, which cannot run what `imputer export` wrote."""
-    from imputer.model import WEIGHTS
-
-    folder = model_folder(path_or_name)
-    if not (folder / WEIGHTS).is_file() and any(folder.glob(EXPORTED)):
-        raise UsageError(
-            f"{folder} holds a model for ONNX, without {WEIGHTS}: add --runtime onnx, or name the folder "
-            "that it was exported from"
-        )
-    return folder
-
-
-def _holds_model(folder: Path) -> bool:
-    from imputer.model import CONFIG, WEIGHTS
-
-    return (folder / CONFIG).is_file() and ((folder / WEIGHTS).is_file() or any(folder.glob(EXPORTED)))
 
 
 def _device(name: str) -> torch.device:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import files, lattice, masking
+from imputer import lattice, masking
 from imputer.alignments import collapse
 from imputer.errors import UsageError
+from imputer.support import atomic_files
 
 BLANK = 0
 
@@ -301,7 +302,7 @@ def write_alignments(
         "names": np.frombuffer("\n".join(names).encode() or b"\n", dtype=np.uint8),
     }
     metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
-    with files.replacing(path) as temporary:
+    with atomic_files.replacing(path) as temporary:
         save_file(arrays, temporary, metadata=metadata)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from imputer.errors import ImputerError, UsageError
-from imputer.files import replacing
+from imputer.support.atomic_files import replacing
 
 WORD_MARK = "▁"
 UNITS = {"bpe": "bpe", "characters": "char"}

@@ -4,8 +4,8 @@ import pkgutil
 from importlib import import_module
 from pathlib import Path
 
-from imputer import benchmarks
 from imputer.errors import UsageError
+from imputer.research import benchmarks
 
 
 def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None) -> None:
@@ -29,7 +29,7 @@ def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None
     if json:
         from json import dumps
 
-        from imputer.files import replacing
+        from imputer.support.atomic_files import replacing
 
         with replacing(json) as path:
             path.write_text(dumps(figures, indent=1, default=str) + "\n")

@@ -27,10 +27,10 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
 
     from rich.console import Console
 
-    from imputer.recognizer import MODELS
+    from imputer import models
 
     console = Console()
-    samples = sorted(MODELS.glob("*/sample.wav"))
+    samples = sorted(models.SHIPPED.glob("*/sample.wav"))
     if samples and not train:
         show_models(console, samples)
     elif keep:
@@ -42,7 +42,7 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
 
 def show_models(console: "Console", samples: list[Path]) -> None:
     """Transcribe the sample of every shipped model, and say what to try next."""
-    from imputer import animation
+    from imputer.display import animation
     from imputer.recognizer import Recognizer
 
     for sample in samples:
@@ -78,10 +78,12 @@ def train_one(console: "Console", folder: Path) -> None:
     """The whole of the paper in small: expert, alignment, Imputer by dynamic programming, decoding."""
     from dataclasses import replace
 
-    from imputer import animation, config, scoring, training
-    from imputer.commands.align import align_manifests
+    from imputer import configs, training
+    from imputer.aligner.corpus import align_manifests
     from imputer.corpora import tones
-    from imputer.manifest import Manifest
+    from imputer.data.manifest import Manifest
+    from imputer.display import animation
+    from imputer.evaluation import scoring
     from imputer.recognizer import Recognizer
 
     console.rule("An Imputer, trained on the spot")
@@ -92,12 +94,12 @@ def train_one(console: "Console", folder: Path) -> None:
     )
     heard = tones.make(str(folder / "train"), 240)
     unheard = tones.make(str(folder / "test"), 40, seed=1)
-    expert = config.Config(
-        front_end=config.FrontEnd(channels=4),
-        model=config.Model(width=64, layers=2, heads=2, filter_size=192, dropout=0.0),
-        vocabulary=config.Vocabulary(units="characters", size=9),
-        data=config.Data(train=(heard,), valid=(unheard,), batch_seconds=40, workers=0),
-        training=config.Training(
+    expert = configs.Config(
+        front_end=configs.FrontEnd(channels=4),
+        model=configs.Model(width=64, layers=2, heads=2, filter_size=192, dropout=0.0),
+        vocabulary=configs.Vocabulary(units="characters", size=9),
+        data=configs.Data(train=(heard,), valid=(unheard,), batch_seconds=40, workers=0),
+        training=configs.Training(
             steps=300,
             learning_rate=4e-3,
             warmup_steps=30,
@@ -110,12 +112,12 @@ def train_one(console: "Console", folder: Path) -> None:
     ctc = training.train(expert, folder / "expert")
     console.print("\n[bold]2. It aligns them[/bold]: which frame says which letter.")
     store = folder / "train.alignments"
-    align_manifests([Path(heard)], store, str(ctc), batch_seconds=60.0, workers=0, frames_cache="")
+    align_manifests([heard], store, ctc, batch_seconds=60.0)
     console.print("\n[bold]3. The Imputer[/bold] learns to complete alignments of which parts are masked.")
     imputer = training.train(
         replace(
             expert,
-            rollin=config.Rollin(alignments=str(store), block_size=8, noise="none"),
+            rollin=configs.Rollin(alignments=str(store), block_size=8, noise="none"),
             vocabulary=replace(expert.vocabulary, tokenizer=str(folder / "expert" / "tokenizer.model")),
             training=replace(expert.training, objective="dynamic_programming"),
         ),

@@ -12,9 +12,9 @@ from imputer.commands.transcribe import Strategy
 from imputer.errors import ImputerError, UsageError, count
 
 if TYPE_CHECKING:
+    from imputer.data.manifest import Utterance
     from imputer.evaluation import Evaluation
-    from imputer.manifest import Utterance
-    from imputer.peers import Peer
+    from imputer.evaluation.baselines import Peer
     from imputer.recognizer import Recognizer
 
 
@@ -70,9 +70,10 @@ def evaluate(
 
     from rich.console import Console
 
-    from imputer import evaluation, files
-    from imputer.manifest import Manifest
+    from imputer import evaluation
+    from imputer.data.manifest import Manifest
     from imputer.recognizer import Manner, Recognizer
+    from imputer.support import atomic_files
 
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
@@ -92,7 +93,7 @@ def evaluate(
         raise UsageError(f"{manifest} has no texts to score against")
     # Whatever is missing is said before the work, not after it.
     if json:
-        files.probe(json)
+        atomic_files.probe(json)
     models = [
         (name, Recognizer.from_pretrained(name, runtime=runtime, device=device))
         for name in ([model, compare] if compare else [model])
@@ -128,7 +129,8 @@ def _measured(
     name: str,
     clock: Callable[[], float],
 ) -> "Evaluation":
-    from imputer import evaluation, progress
+    from imputer import evaluation
+    from imputer.support import progress
 
     total = round(sum(utterance.duration for utterance in utterances))
     title = f"{name}, {manner.strategy} {manner.block_size or recognizer.model.settings.block_size}"
@@ -151,7 +153,7 @@ def _of_something(evaluated: "Evaluation") -> "Evaluation":
 
 def _rival(name: str, runtime: Any, device: str) -> "Recognizer | Peer":
     """Who stands beside the model: somebody else's recogniser, or a model folder."""
-    from imputer.peers import PEERS
+    from imputer.evaluation.baselines import PEERS
     from imputer.recognizer import Recognizer
 
     if name in PEERS:
@@ -164,8 +166,9 @@ def _rival(name: str, runtime: Any, device: str) -> "Recognizer | Peer":
 def _beside(
     name: str, rival: "Recognizer | Peer", utterances: list["Utterance"], clock: Callable[[], float]
 ) -> "Evaluation":
-    from imputer import evaluation, progress
+    from imputer import evaluation
     from imputer.recognizer import Manner, Recognizer
+    from imputer.support import progress
 
     if isinstance(rival, Recognizer):
         return _measured(rival, utterances, Manner(1), name, clock)
@@ -190,7 +193,7 @@ def _table(results: list[list["Evaluation"]], title: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    from imputer import scoring
+    from imputer.evaluation import scoring
 
     rows = [one for row in results for one in row]
     names = _short([one.name for one in rows])
@@ -239,7 +242,7 @@ def _verdict(first: "Evaluation", second: "Evaluation", comparison: Any) -> str:
 
 
 def _print_worst(console: Any, evaluated: "Evaluation", count: int) -> None:
-    from imputer import scoring
+    from imputer.evaluation import scoring
 
     for one in evaluated.worst(count):
         console.print(
@@ -273,7 +276,7 @@ def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], co
     import dataclasses
     import json
 
-    from imputer import files
+    from imputer.support import atomic_files
 
     content = {
         "manifest": manifest,
@@ -289,5 +292,5 @@ def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], co
             for first, second, comparison in comparisons
         ],
     }
-    with files.replacing(path) as temporary:
+    with atomic_files.replacing(path) as temporary:
         temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

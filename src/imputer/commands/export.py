@@ -21,16 +21,15 @@ def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -
         No ONNX: the model folder itself, its weights in float16. Half the size, to share or to ship.
     """
     if half:
-        from imputer import model as models
-        from imputer.recognizer import torch_folder
+        from imputer import models
 
-        models.save(output, *models.load(torch_folder(model)), half=True)
+        models.save(output, *models.load(models.torch_folder(model)), half=True)
         print(f"{output / models.WEIGHTS}  {(output / models.WEIGHTS).stat().st_size / 1e6:.1f} MB")
         return
-    from imputer import export as exporting
-    from imputer.recognizer import torch_folder
+    from imputer import models
+    from imputer.runtimes import onnx
 
-    differences = exporting.export(torch_folder(model), output, int8=int8)
+    differences = onnx.export(models.torch_folder(model), output, int8=int8)
     for path in sorted(output.glob("*.onnx")):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     print("largest difference from torch:", ", ".join(f"{part} {d:.1e}" for part, d in differences.items()))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from imputer.errors import UsageError
 
 if TYPE_CHECKING:
-    from imputer.corpora.checks import Report, Summary
+    from imputer.corpora.validation import Report, Summary
 
 
 def prepare(
@@ -93,8 +93,8 @@ def prepare(
     if corpus is None or source is None or output is None:
         raise UsageError("prepare needs a corpus, its folder and --output MANIFEST, or --inspect MANIFEST")
     from imputer.corpora import CORPORA, Options
-    from imputer.corpora.checks import write_manifests
-    from imputer.progress import bar
+    from imputer.corpora.validation import write_manifests
+    from imputer.support.progress import bar
 
     if corpus not in CORPORA:
         raise UsageError(f"no corpus {corpus!r}; there are {', '.join(CORPORA)}")
@@ -156,9 +156,9 @@ def _names(listed: str) -> tuple[str, ...]:
 
 
 def _inspect(path: Path, strict: bool, root: Path | None) -> None:
-    from imputer.corpora.checks import Report, Summary
     from imputer.corpora.common import Dropped
-    from imputer.manifest import Manifest
+    from imputer.corpora.validation import Report, Summary
+    from imputer.data.manifest import Manifest
 
     manifest = Manifest(path, strict=strict, root=root)
     report = Report({path: Summary()})
@@ -208,7 +208,7 @@ def _histogram(summary: "Summary") -> None:
     """Lengths in at most twenty bars of whole seconds."""
     from rich.console import Console
 
-    from imputer.corpora.checks import SIZES
+    from imputer.corpora.validation import SIZES
 
     console = Console()
     last = max(summary.lengths)

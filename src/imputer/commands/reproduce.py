@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from imputer.errors import UsageError
 
 if TYPE_CHECKING:
-    from imputer.experiments.lab import Lab
+    from imputer.research.trainings import Lab
 
 
 def reproduce(
@@ -54,15 +54,16 @@ def reproduce(
     report
         Only write RESULTS.md and its pictures again from the results that are there.
     """
-    from imputer.experiments import EXPERIMENTS, load, results
+    from imputer.research import EXPERIMENTS, load
+    from imputer.research import report as reports
 
     output = output or Path("runs/quick/results" if quick else "results")
     if list:
         _list(output)
         return
     if report:
-        results.draw(output)
-        print(f"written to {results.report(output)}")
+        reports.draw(output)
+        print(f"written to {reports.report(output)}")
         return
     if all == bool(name):
         raise UsageError("give the name of an experiment, or --all; --list shows them")
@@ -77,17 +78,17 @@ def reproduce(
     for number, one in enumerate(names, 1):
         print(f"[{number}/{len(names)}] {one}", file=sys.stderr, flush=True)
         print(f"{one}: written to {_run(one, quick, on, data, runs, output, seeds)}", flush=True)
-        together = results.report(output)  # after each, so that what is done can be read
+        together = reports.report(output)  # after each, so that what is done can be read
     print(f"put together in {together}")
 
 
 def _run(name: str, quick: bool, on: str, data: Path, runs: Path, output: Path, seeds: int) -> Path:
     """One experiment: its figures with where they came from, its picture."""
-    from imputer import experiments
-    from imputer.experiments import results
-    from imputer.experiments.lab import Lab
+    from imputer import research
+    from imputer.research import report
+    from imputer.research.trainings import Lab
 
-    module = experiments.load(name)
+    module = research.load(name)
     dataset = on or ("tones" if quick else module.DATASET)
     stem = name if quick or dataset == module.DATASET else f"{name}-{dataset}"
     if not module.DATASET:  # it makes its own data
@@ -103,18 +104,18 @@ def _run(name: str, quick: bool, on: str, data: Path, runs: Path, output: Path, 
     }
     result |= {
         "seeds": [*range(seeds)],
-        "hardware": results.hardware(),
+        "hardware": report.hardware(),
         **_provenance(lab, dataset, figures),
         **figures,
     }
-    path = results.write(output, stem, result)
+    path = report.write(output, stem, result)
     if hasattr(module, "draw"):
         module.draw(result, output / f"{stem}.svg")
     return path
 
 
 def _dataset(name: str, folder: Path) -> Any:
-    from imputer.experiments.datasets import DATASETS
+    from imputer.research.datasets import DATASETS
 
     if name not in DATASETS:
         raise UsageError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
@@ -131,8 +132,8 @@ def _provenance(lab: "Lab | None", name: str, figures: dict[str, Any]) -> dict[s
     """The data, by the name they were asked for, and what was spent on the trainings that were used."""
     if lab is None:
         return {"training_steps": 0, "training_seconds": 0.0}
-    from imputer.experiments.datasets import hours
-    from imputer.manifest import Manifest
+    from imputer.data.manifest import Manifest
+    from imputer.research.datasets import hours
 
     dataset = lab.dataset
     scored = len(figures["rows"][0]["word_errors"]) if "rows" in figures else None
@@ -164,11 +165,11 @@ def _list(output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from imputer import experiments
+    from imputer import research
 
     table = Table("experiment", "what", "data", "results")
-    for name in experiments.EXPERIMENTS:
-        module = experiments.load(name)
+    for name in research.EXPERIMENTS:
+        module = research.load(name)
         found = sorted(path.name for path in output.glob(f"{name}*.json") if path.stem.split("-")[0] == name)
         table.add_row(name, module.TITLE, module.DATASET or "made", ", ".join(found) or "none yet")
     Console().print(table)

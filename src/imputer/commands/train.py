@@ -31,7 +31,7 @@ def train(
         Show every key with the value it would have, what it is for and what it takes, and stop.
     """
     overrides = parse_options(options)
-    from imputer import config as configuration
+    from imputer import configs as configuration
 
     settings = configuration.read(config, overrides)
     if list_options:

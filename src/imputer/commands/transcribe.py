@@ -169,7 +169,7 @@ def _refuse_same(targets: dict[Source, Path]) -> None:
 
 def _probe(targets: dict[Source, Path], figure: Path | None) -> None:
     """Whether what is asked for can be written; of a folder, its first file."""
-    from imputer import files
+    from imputer.support import atomic_files as files
 
     for path in [*list(targets.values())[:1], *([figure] if figure else [])]:
         files.probe(path)
@@ -183,7 +183,7 @@ def _in_order(
     overlap: float | None,
 ) -> Iterator[tuple[Source, Any]]:
     """(source, transcript or error) in the order asked for, while a bar counts the seconds of audio."""
-    from imputer import progress
+    from imputer.support import progress
 
     waiting: dict[int, Any] = {}
     following = 0
@@ -216,7 +216,8 @@ def _seconds(sources: list[Source]) -> float | None:
 def _write(transcript: "Transcript", name: str, format: str, target: Path | None, *, several: bool) -> None:
     import dataclasses
 
-    from imputer import files, transcripts
+    from imputer import transcripts
+    from imputer.support import atomic_files as files
 
     transcript = dataclasses.replace(transcript, trace=None)  # kept for a picture only
     written = transcripts.FORMATS[format](transcript, name)
@@ -228,16 +229,16 @@ def _write(transcript: "Transcript", name: str, format: str, target: Path | None
 
 
 def _draw(transcript: "Transcript", block_size: int, path: Path) -> None:
-    from imputer import figures
+    from imputer.display import drawings
 
     title = transcript.text if len(transcript.text) <= 90 else transcript.text[:89] + "…"
-    figures.save(figures.decoding_path(transcript, block_size=block_size, title=title), path)
+    drawings.save(drawings.decoding_path(transcript, block_size=block_size, title=title), path)
 
 
 def _show(transcript: "Transcript", name: str, block_size: int) -> None:
     from rich.console import Console
 
-    from imputer import animation
+    from imputer.display import animation
 
     console = Console()
     animation.show(transcript, name, block_size=block_size, console=console)

@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from imputer import audio
-from imputer.batching import read_utterance
+from imputer.audio.alteration import alter
 from imputer.corpora.common import Dropped, Found, Options
-from imputer.corpora.synthetic import recorded, warped
+from imputer.data.batching import read_utterance
+from imputer.data.manifest import Manifest, Utterance
 from imputer.errors import ImputerError
-from imputer.manifest import Manifest, Utterance
-
-SPEEDS = (0.88, 1.14)
 
 
 def altered(source: Path, options: Options) -> Iterator[Found | Dropped]:
@@ -40,8 +38,3 @@ def altered(source: Path, options: Options) -> Iterator[Found | Dropped]:
                 continue
             audio.write(path, alter(samples, generator), audio.SAMPLE_RATE)
         yield Found(Utterance(name, str(path), audio.info(path).seconds, utterance.text, utterance.speaker))
-
-
-def alter(samples: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """(samples,) at 16 kHz, at another speed and as if recorded elsewhere."""
-    return recorded(warped(samples, generator.uniform(*SPEEDS)), generator)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from imputer.corpora.common import Dropped, Found, Options, read_lines
+from imputer.corpora.common import Dropped, Found, Options
+from imputer.data.manifest import Utterance
+from imputer.data.text import read_lines
 from imputer.errors import UsageError
 from imputer.frontends.letters import FRAME_SECONDS, HELD, LETTERS
-from imputer.manifest import Utterance
 
 NAME = "cmudict.dict"
 HELD_OUT = {"valid": 0.02, "test": 0.08}  # shares of the words

@@ -1,13 +1,13 @@
 """What the corpora share: what they yield, what they are told, and the house form of text."""
 
 import os
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from imputer.data.manifest import Utterance
+from imputer.data.text import TEXTS
 from imputer.errors import UsageError
-from imputer.manifest import Utterance
 
 AUDIO_ENDINGS = {
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
@@ -54,45 +54,6 @@ class Options:
     hours: float = 1.0  # synthetic: of speech to make
 
 
-def plain(text: str) -> str:
-    """The house form: lower case letters, digits and apostrophes, one space between words.
-
-    Typographic apostrophes become straight, dashes part words, every other mark goes; accents stay.
-    """
-    text = unicodedata.normalize("NFKC", text).replace("’", "'").replace("‘", "'").replace("ʼ", "'")
-    kept = [
-        " " if unicodedata.category(character) in ("Pd", "Pc") else character
-        for character in text.lower()
-        if character.isalnum()
-        or character in "' "
-        or unicodedata.category(character)[0] in "MZ"
-        or character.isspace()
-        or unicodedata.category(character) in ("Pd", "Pc")
-    ]
-    words = ("".join(kept)).split()
-    # An apostrophe belongs to a word when a letter stands beside it: don't, 'tis, dogs'. Quoted words lose theirs.
-    return " ".join(word for word in map(_unquoted, words) if word)
-
-
-def _unquoted(word: str) -> str:
-    if len(word) > 2 and word[0] == word[-1] == "'":
-        word = word[1:-1]
-    return word if word.strip("'") else ""
-
-
-def lower(text: str) -> str:
-    """Lower case and single spaces, nothing else changed."""
-    return " ".join(text.lower().split())
-
-
-def keep(text: str) -> str:
-    """As it is, but for surrounding and doubled spaces."""
-    return " ".join(text.split())
-
-
-TEXTS: dict[str, Callable[[str], str]] = {"plain": plain, "lower": lower, "keep": keep}
-
-
 def normaliser(options: Options, own: str) -> Callable[[str], str]:
     """The text form asked for, or else the corpus's own."""
     name = options.text or own
@@ -119,16 +80,3 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 def is_audio(path: Path) -> bool:
     return path.suffix.lower() in AUDIO_ENDINGS
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text file that hold something."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error

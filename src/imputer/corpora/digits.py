@@ -20,8 +20,8 @@ import numpy as np
 from imputer import audio
 from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under, is_audio
 from imputer.corpora.folder import folder
+from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
-from imputer.manifest import Utterance
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = audio.SAMPLE_RATE

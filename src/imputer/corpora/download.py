@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from imputer.errors import ImputerError
-from imputer.progress import bar
+from imputer.support.progress import bar
 
 CHUNK = 1 << 20
 SECONDS_WITHOUT_DATA = 60.0

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from imputer.corpora.common import Dropped, Found, Options, files_under, is_audio, normaliser
+from imputer.data.manifest import Utterance
 from imputer.errors import UsageError
-from imputer.manifest import Utterance
 
 COLUMNS = {
     "id": ("id", "utt", "utt_id", "utterance", "utterance_id", "key"),

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from imputer.corpora.common import Dropped, Found, Options, existing_folder, normaliser, read_lines
+from imputer.corpora.common import Dropped, Found, Options, existing_folder, normaliser
+from imputer.data.manifest import Utterance
+from imputer.data.text import read_lines
 from imputer.errors import UsageError
-from imputer.manifest import Utterance
 
 
 def kaldi(source: Path, options: Options) -> Iterator[Found | Dropped]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from imputer.corpora.common import Dropped, Found, Options, normaliser
+from imputer.data.manifest import Utterance
 from imputer.errors import UsageError
-from imputer.manifest import Utterance
 
 
 def lhotse(source: Path, options: Options) -> Iterator[Found | Dropped]:

@@ -9,10 +9,11 @@ The source may be the folder above LibriSpeech, LibriSpeech itself, or one part 
 from collections.abc import Iterator
 from pathlib import Path
 
-from imputer.corpora.common import Dropped, Found, Options, normaliser, read_lines
+from imputer.corpora.common import Dropped, Found, Options, normaliser
 from imputer.corpora.download import fetch_archive
+from imputer.data.manifest import Utterance
+from imputer.data.text import read_lines
 from imputer.errors import UsageError
-from imputer.manifest import Utterance
 
 ADDRESS = "https://www.openslr.org/resources/12"
 

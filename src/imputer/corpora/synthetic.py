@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from imputer import audio
-from imputer.corpora.common import Dropped, Found, Options, read_lines
+from imputer.audio.alteration import recorded, warped
+from imputer.corpora.common import Dropped, Found, Options
+from imputer.data.manifest import Utterance
+from imputer.data.text import Unspeakable, read_lines, spell, transcript
 from imputer.errors import ImputerError, UsageError
-from imputer.files import replacing
-from imputer.manifest import Utterance
+from imputer.support.atomic_files import replacing
 
 SAMPLE_RATE = 16_000
 RECIPE = 2  # goes up when the same seed would give other speech
@@ -37,64 +38,6 @@ MOST_SENTENCES = 8
 CHARACTERS_A_SECOND = 15.0
 FILES_A_FOLDER = 1000
 MOST_FAILURES = 20  # before the first success
-
-
-# Text: from what is written to what is said.
-
-TITLES = {
-    "mr": "mister", "mrs": "missus", "ms": "miss", "dr": "doctor", "st": "saint", "messrs": "messieurs",
-    "prof": "professor", "capt": "captain", "col": "colonel", "gen": "general", "lt": "lieutenant",
-    "sgt": "sergeant", "rev": "reverend", "jr": "junior", "sr": "senior", "vs": "versus", "etc": "et cetera",
-}  # fmt: skip
-UNITS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SCALES = ((10**9, "billion"), (10**6, "million"), (10**3, "thousand"), (100, "hundred"))
-ORDINALS = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-    "twelve": "twelfth",
-}  # fmt: skip
-# Words that begin or end with an apostrophe of their own; all others lose it as a quotation mark.
-ELIDED_STARTS = {"tis", "twas", "twere", "twill", "twould", "em", "ere", "til", "cause", "bout"}
-ELIDED_ENDS = {"o", "th", "an", "wi", "ol", "t"}
-
-
-class Unspeakable(ValueError):
-    """A sentence that cannot be spelled out; says why."""
-
-
-def spell(line: str) -> str:
-    """The line as it will be said: letters, apostrophes and the punctuation that guides an engine's voice."""
-    text = unicodedata.normalize("NFKC", line)
-    text = re.sub("[‘’ʼ`´]", "'", text)
-    text = re.sub(r"\s*(—|–|--+|…|\.\.+)\s*", ", ", text)
-    text = "".join(
-        c for c in unicodedata.normalize("NFKD", text) if unicodedata.category(c) not in ("Mn", "Cf")
-    )
-    text = re.sub(r"\b([A-Za-z]+)\.|\b(Mrs?|Dr)\b", _title, text).replace("&", " and ")
-    text = re.sub(r"([$£€]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th|%)?(?!\w)", _number, text)
-    text = re.sub(r"[\"“”„«»()\[\]*_]", " ", text)
-    text = re.sub(r"[-‑/]", " ", text)
-    odd = re.search(r"[^A-Za-z' ,.?!;:]", text)
-    if odd:
-        raise Unspeakable("a character that cannot be said" if not odd[0].isdigit() else "a number")
-    if text.upper() == text:
-        text = text.lower()
-    if re.search(r"\b[A-Z]{2,}\b", text):
-        raise Unspeakable("an abbreviation in capitals")
-    text = " ".join(_without_quotation(word) for word in text.split())
-    text = re.sub(r"\s+([,.?!;:])", r"\1", re.sub(r"([,.?!;:])[ ,.?!;:]*(?=[,.?!;:])", "", text))
-    text = re.sub(r"^[ ,.?!;:]+", "", text)
-    if not re.search("[A-Za-z]", text):
-        raise Unspeakable("no words")
-    return text
-
-
-def transcript(spoken: str) -> str:
-    """The house form of what is said: lower-case letters, apostrophes and single spaces."""
-    return " ".join(re.sub("[^a-z' ]", " ", spoken.lower()).split())
 
 
 def pieces(spoken: str) -> list[str]:
@@ -108,69 +51,6 @@ def pieces(spoken: str) -> list[str]:
             parts.append("")
         parts[-1] += clause
     return [part.strip() for part in parts]
-
-
-def _title(match: re.Match) -> str:
-    short = match[1] or match[2]
-    word = TITLES.get(short.lower())
-    if word is None or short in ("gen", "col", "st", "sr"):
-        return match[0]
-    return word.capitalize() if short[0].isupper() else word
-
-
-def _number(match: re.Match) -> str:
-    currency, digits, fraction, suffix = match[1], match[2].replace(",", ""), match[3] or "", match[4] or ""
-    number = int(digits)
-    if number >= 10**12 or (currency and fraction) or (fraction and suffix not in ("", "%")):
-        raise Unspeakable("a number")
-    is_year = 1100 <= number <= 1999 and not (currency or fraction or suffix) and "," not in match[2]
-    said = _year(number) if is_year else _cardinal(number)
-    if fraction:
-        said += " point " + " ".join(UNITS[int(digit)] for digit in fraction[1:])
-    if suffix == "%":
-        said += " percent"
-    elif suffix:
-        said = _ordinal(said)
-    if currency:
-        name = {"$": "dollar", "£": "pound", "€": "euro"}[currency]
-        said += f" {name}" if number == 1 else f" {name}s"
-    return said
-
-
-def _cardinal(number: int) -> str:
-    if number < 20:
-        return UNITS[number]
-    if number < 100:
-        rest = number % 10
-        return TENS[number // 10] + (f" {UNITS[rest]}" if rest else "")
-    scale, name = next((scale, name) for scale, name in SCALES if number >= scale)
-    rest = number % scale
-    joint = " and " if scale == 100 else " "
-    return f"{_cardinal(number // scale)} {name}" + (joint + _cardinal(rest) if rest else "")
-
-
-def _year(number: int) -> str:
-    century, rest = divmod(number, 100)
-    if rest == 0:
-        return f"{_cardinal(century)} hundred"
-    return f"{_cardinal(century)} {'oh ' if rest < 10 else ''}{_cardinal(rest)}"
-
-
-def _ordinal(cardinal: str) -> str:
-    head, _, last = cardinal.rpartition(" ")
-    last = ORDINALS.get(last) or (last[:-1] + "ieth" if last.endswith("y") else last + "th")
-    return f"{head} {last}".strip()
-
-
-def _without_quotation(word: str) -> str:
-    """Drop apostrophes that stand for quotation marks: 'Yes, -> Yes, but 'tis and o' stay."""
-    start, core, end = re.fullmatch(r"('*)([^']*(?:'[^' ,.?!;:]+)*)(.*)", word).groups()  # type: ignore[union-attr]
-    bare = core.lower()
-    if start and bare in ELIDED_STARTS:
-        core = "'" + core
-    if end.startswith("'") and (bare in ELIDED_ENDS or re.fullmatch("[a-z]{2,}in", bare)):
-        core += "'"
-    return core + end.replace("'", "")
 
 
 # Engines: from what is said to sound.
@@ -317,61 +197,6 @@ def utter(spoken: list[str], voice: Voice, generator: np.random.Generator) -> np
 
 def _silence(generator: np.random.Generator, low: float, high: float) -> np.ndarray:
     return np.zeros(round(generator.uniform(low, high) * SAMPLE_RATE), np.float32)
-
-
-def warped(samples: np.ndarray, factor: float) -> np.ndarray:
-    """Played ``factor`` times as fast."""
-    import soxr
-
-    return soxr.resample(samples, SAMPLE_RATE * factor, SAMPLE_RATE)
-
-
-def recorded(samples: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """As a microphone in a room takes it: equalised, often reverberant, mostly a little noisy, at some level."""
-    length = len(samples)
-    points = 1 << (length + SAMPLE_RATE // 2 - 1).bit_length()
-    spectrum = np.fft.rfft(samples, points) * _equaliser(points, generator)
-    if generator.random() < 0.45:
-        spectrum *= np.fft.rfft(_room(generator), points)
-    samples = np.fft.irfft(spectrum, points)[:length]
-    samples /= np.sqrt(np.mean(samples**2)) + 1e-9
-    if generator.random() < 0.7:
-        noise = _noise(length, generator)
-        samples += noise * 10 ** (-generator.uniform(15, 50) / 20)
-    samples *= 10 ** (generator.uniform(-38, -16) / 20)  # root mean square over full scale
-    peak = np.abs(samples).max()
-    return (samples * min(1.0, 0.98 / peak)).astype(np.float32)
-
-
-def _equaliser(points: int, generator: np.random.Generator) -> np.ndarray:
-    """A smooth curve of about 4 dB either way, in half of the cases with a tilt, over the bins of a spectrum."""
-    knots = np.array([0, 100, 300, 800, 2000, 4000, 6000, 8000])
-    decibels = generator.normal(0, 3, len(knots)) + generator.uniform(-1, 1) * np.linspace(-4, 4, len(knots))
-    curve = np.interp(np.linspace(0, SAMPLE_RATE / 2, points // 2 + 1), knots, decibels)
-    return 10 ** (curve / 20)
-
-
-def _room(generator: np.random.Generator) -> np.ndarray:
-    """An impulse response: the direct sound, then noise that decays by 60 dB in 0.1 to 0.45 s."""
-    decay = generator.uniform(0.1, 0.45)
-    time = np.arange(round(decay * SAMPLE_RATE)) / SAMPLE_RATE
-    tail = generator.standard_normal(len(time)) * 10 ** (-3 * time / decay)
-    tail[: round(generator.uniform(0.002, 0.02) * SAMPLE_RATE)] = 0
-    response = tail * 10 ** (-generator.uniform(5, 22) / 20) / (np.sqrt(np.sum(tail**2)) + 1e-9)
-    response[0] = 1
-    return response
-
-
-def _noise(length: int, generator: np.random.Generator) -> np.ndarray:
-    """Unit noise between white and brown, its level wandering slowly."""
-    points = 1 << (length - 1).bit_length()
-    slope = generator.uniform(0, 1)
-    spectrum = np.fft.rfft(generator.standard_normal(points, np.float32))
-    spectrum /= np.maximum(np.arange(len(spectrum)), points * 50 // SAMPLE_RATE + 1) ** slope
-    noise = np.fft.irfft(spectrum, points)[:length]
-    wander = np.interp(np.arange(length), np.linspace(0, length, 8), 10 ** (generator.normal(0, 2, 8) / 20))
-    noise *= wander
-    return noise / (np.sqrt(np.mean(noise**2)) + 1e-9)
 
 
 # The corpus.

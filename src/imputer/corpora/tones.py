@@ -8,7 +8,7 @@ has words, so that what stands beside a letter tells something about it.
 
 import numpy as np
 
-from imputer.manifest import Utterance, write
+from imputer.data.manifest import Utterance, write
 
 ALPHABET = "abcdefgh"
 SAMPLE_RATE = 16_000

@@ -15,17 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imputer import audio
-from imputer.corpora.common import (
-    Dropped,
-    Found,
-    Options,
-    existing_folder,
-    files_under,
-    normaliser,
-    read_lines,
-)
+from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under, normaliser
+from imputer.data.manifest import Utterance
+from imputer.data.text import read_lines
 from imputer.errors import ImputerError, UsageError
-from imputer.manifest import Utterance
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ the worker processes of training, once per recording when decoding); ``forward``
     extract(waveform)        -> (frame, feature)
     feature_frames(seconds)  -> int               how many frames extract gives, for planning batches
     frame_seconds                                 seconds from one *acoustic* frame to the next
+    reader(data, augmentation, utterances)        how training gets an utterance's features: (utterance,
+                                                  generator) -> (frame, feature), from a cache or made on demand
+    augments_sound                                whether that reader can alter the sound itself
     forward(features, lengths) -> (acoustic, frame_lengths)
 
 To add one, write a class and one line in FRONT_ENDS.
@@ -16,7 +19,7 @@ from importlib import import_module
 
 from torch import nn
 
-from imputer import config
+from imputer import configs
 from imputer.errors import UsageError
 
 FRONT_ENDS = {
@@ -28,7 +31,7 @@ FRONT_ENDS = {
 }
 
 
-def build(settings: config.FrontEnd, width: int) -> nn.Module:
+def build(settings: configs.FrontEnd, width: int) -> nn.Module:
     """The front end that ``settings.name`` names, giving acoustic frames of ``width`` numbers."""
     if settings.name not in FRONT_ENDS:
         raise UsageError(f"front_end.name = {settings.name!r}, but there are {', '.join(FRONT_ENDS)}")

@@ -1,11 +1,14 @@
 """The paper's front end: filter banks with deltas, then two convolutions (fig:imputer)."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from imputer import config, features
+from imputer import configs, features
+from imputer.data.batching import Extract, FilterbankExtract
+from imputer.data.manifest import Utterance
 from imputer.frontends.normalisation import Normalisation, real_frames
 
 MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three input channels
@@ -14,11 +17,12 @@ MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three in
 class FilterbankConvolution(nn.Module):
     """Two convolutions of 11 frames x 3 bins, stride 2 x 1 each: 100 filter banks a second become 25 frames."""
 
+    augments_sound = True
     sample_rate = 16_000
     feature_size = MEL_BINS * DELTA_ORDERS
     frame_seconds = 0.04
 
-    def __init__(self, settings: config.FrontEnd, width: int) -> None:
+    def __init__(self, settings: configs.FrontEnd, width: int) -> None:
         super().__init__()
         self.normalisation = Normalisation(self.feature_size)
         convolution = partial(nn.Conv2d, kernel_size=(11, 3), stride=(2, 1), padding=(5, 1))
@@ -33,6 +37,12 @@ class FilterbankConvolution(nn.Module):
     def feature_frames(self, seconds: float) -> int:
         """A 25 ms window every 10 ms."""
         return max(1, 1 + int((seconds - 0.025) / 0.01))
+
+    def reader(
+        self, data: configs.Data, augmentation: configs.Augmentation, utterances: Sequence[Utterance]
+    ) -> Extract:
+        """Filter banks, computed when an utterance is needed; augmentation can still alter its sound."""
+        return FilterbankExtract(self.sample_rate, augmentation)
 
     def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, frame, 240) -> (batch, frame / 4, width); padding is zeroed before it can leak."""

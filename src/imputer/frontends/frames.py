@@ -3,28 +3,19 @@
 # DEPARTURE pretrained-front-end: the paper's network starts from filter banks; see PAPER.md.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from imputer import config
-from imputer.errors import UsageError
+from imputer import configs
+from imputer.configs import Augmentation
+from imputer.data.batching import Extract
+from imputer.data.frames_cache import CachedExtract, Encoder, FramesCache, frames_folder
+from imputer.data.manifest import Utterance
+from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import Normalisation
-
-
-class Encoder(Protocol):
-    """A frozen network from sound to vectors; ``key`` tells it from every other, for caches."""
-
-    sample_rate: int
-    feature_size: int
-    frame_seconds: float
-    key: str
-
-    def extract(self, waveform: Tensor) -> Tensor:
-        """(samples,) -> (frame, feature)."""
-
-    def feature_frames(self, seconds: float) -> int:
-        """How many vectors ``seconds`` of sound give."""
 
 
 class Given:
@@ -32,7 +23,7 @@ class Given:
 
     sample_rate = 16_000
 
-    def __init__(self, settings: config.FrontEnd) -> None:
+    def __init__(self, settings: configs.FrontEnd) -> None:
         if settings.feature_size < 1 or settings.frame_seconds <= 0:
             raise UsageError(
                 "the front end 'frames' needs front_end.feature_size and front_end.frame_seconds, but they are "
@@ -51,7 +42,9 @@ class Given:
 class Frames(nn.Module):
     """Normalise, stack neighbours to lower the rate, project to the model's width."""
 
-    def __init__(self, settings: config.FrontEnd, width: int, encoder: Encoder | None = None) -> None:
+    augments_sound = False
+
+    def __init__(self, settings: configs.FrontEnd, width: int, encoder: Encoder | None = None) -> None:
         super().__init__()
         self.encoder = encoder or Given(settings)
         self.stack = settings.stack
@@ -71,9 +64,29 @@ class Frames(nn.Module):
         """As many as the encoder gives."""
         return self.encoder.feature_frames(seconds)
 
+    def reader(
+        self, data: configs.Data, augmentation: Augmentation, utterances: Sequence[Utterance]
+    ) -> Extract:
+        """Ready vectors from their files, or the encoder's frames from the cache, which is filled first."""
+        if isinstance(self.encoder, Given):
+            return read_vectors
+        cache = FramesCache(frames_folder(data.frames_cache, self.encoder.key), self.encoder)
+        cache.fill(utterances)
+        return CachedExtract(cache.folder, cache.key, augmentation)
+
     def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, frame, feature) -> (batch, frame / stack, width); a partial last stack is filled with zeros."""
         x = self.normalisation(inputs, lengths)
         x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
         x = self.project(x.unflatten(1, (-1, self.stack)).flatten(2))  # (batch, frame, stack * feature)
         return x, (lengths + self.stack - 1) // self.stack
+
+
+def read_vectors(utterance: Utterance, generator: torch.Generator) -> Tensor:
+    """Ready vectors in a .npy file, (frame, feature)."""
+    try:
+        return torch.from_numpy(np.load(utterance.audio_filepath).astype(np.float32))
+    except (OSError, ValueError) as error:
+        raise ImputerError(
+            f"{utterance.id}: cannot read vectors {utterance.audio_filepath}: {error}"
+        ) from error

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import config
+from imputer import configs
+from imputer.audio.windows import in_windows
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.frames import Frames
-from imputer.frontends.windows import in_windows
 
 INSTALL = "pip install 'imputer-asr[huggingface]'"
 WINDOW_SECONDS, OVERLAP_SECONDS = 30.0, 3.0
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def huggingface(settings: config.FrontEnd, width: int) -> Frames:
+def huggingface(settings: configs.FrontEnd, width: int) -> Frames:
     """The front end ``huggingface``: the frozen encoder, then a learnt projection of stacked frames."""
     return Frames(settings, width, encoder=HuggingFaceEncoder(settings.source))
 

@@ -3,12 +3,16 @@
 # DEPARTURE letters: the paper hears speech; see PAPER.md.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
-from imputer import config
+from imputer import configs
+from imputer.configs import Augmentation
+from imputer.data.batching import Extract
+from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
-from imputer.manifest import Utterance
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
 HELD = 2  # frames a letter: x is said K S, and an alignment holds one token a frame
@@ -26,11 +30,12 @@ def read_letters(utterance: Utterance, generator: torch.Generator) -> Tensor:
 class Letters(nn.Module):
     """Look up an embedding for every letter; 0 is padding."""
 
+    augments_sound = False
     sample_rate = 16_000
     feature_size = 1
     frame_seconds = FRAME_SECONDS
 
-    def __init__(self, settings: config.FrontEnd, width: int) -> None:
+    def __init__(self, settings: configs.FrontEnd, width: int) -> None:
         super().__init__()
         self.letters = nn.Embedding(len(LETTERS) + 1, width)
 
@@ -40,6 +45,12 @@ class Letters(nn.Module):
     def feature_frames(self, seconds: float) -> int:
         """Frames of so many seconds; a letter lasts 0.08 s."""
         return max(1, round(seconds / FRAME_SECONDS))
+
+    def reader(
+        self, data: configs.Data, augmentation: Augmentation, utterances: Sequence[Utterance]
+    ) -> Extract:
+        """The letters of an utterance."""
+        return read_letters
 
     def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, frame, 1) -> (batch, frame, width)."""

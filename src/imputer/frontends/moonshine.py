@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import config
+from imputer import configs
+from imputer.audio.windows import in_windows
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.frames import Frames
-from imputer.frontends.windows import in_windows
 
 INSTALL = "pip install 'imputer-asr[english]'"
 HOP = 64 * 3 * 2  # samples from one frame to the next
@@ -38,7 +38,7 @@ WHOLE_SECONDS = 36.0  # recordings up to here run in one piece
 WINDOW_FRAMES, OVERLAP_FRAMES = 1200, 125  # 28.8 s, and 3 s of it on either side are only context
 
 
-def moonshine(settings: config.FrontEnd, width: int) -> Frames:
+def moonshine(settings: configs.FrontEnd, width: int) -> Frames:
     """The front end ``moonshine``: the frozen encoder, then a learnt projection of stacked frames."""
     return Frames(settings, width, encoder=MoonshineEncoder())
 

@@ -15,9 +15,10 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from imputer import models
 from imputer.decoding import STRATEGIES
 from imputer.errors import UsageError
-from imputer.recognizer import Recognizer, model_folder
+from imputer.recognizer import Recognizer
 from imputer.server import engine, protocol
 from imputer.server.batcher import Ask, Batcher, Job
 from imputer.server.failures import Failure
@@ -271,11 +272,11 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def folders(models: tuple[str, ...]) -> dict[str, Path]:
+def folders(names: tuple[str, ...]) -> dict[str, Path]:
     """The model folders by the names under which clients ask for them."""
     found: dict[str, Path] = {}
-    for given in models:
-        folder = model_folder(given).resolve()
+    for given in names:
+        folder = models.model_folder(given).resolve()
         name = served_name(folder)
         if found.get(name, folder) != folder:
             raise UsageError(

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import decoding, windows
+from imputer import decoding
+from imputer.audio import windows
+from imputer.audio.windows import Piece
 from imputer.recognizer import OVERLAP_SECONDS, Recognizer, pieces, step_over
 from imputer.transcripts import Transcript
-from imputer.windows import Piece
 
 THOUSAND = 1000  # confidences of a trace are kept in thousandths
 

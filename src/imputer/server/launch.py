@@ -12,8 +12,8 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
+from imputer import models
 from imputer.errors import UsageError
-from imputer.recognizer import MODELS
 from imputer.server.settings import Settings
 
 GRACE_SECONDS = 60  # after SIGTERM, for what is running
@@ -140,6 +140,6 @@ def announce(listener: socket.socket, host: str, names: list[str], settings: Set
 def default_model() -> str:
     """``english`` if what it needs is installed, else ``digits``."""
     needed = ("moonshine_voice", "onnxruntime")
-    if (MODELS / "english").is_dir() and all(importlib.util.find_spec(name) for name in needed):
+    if (models.SHIPPED / "english").is_dir() and all(importlib.util.find_spec(name) for name in needed):
         return "english"
     return "digits"

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from imputer import transcripts, windows
+from imputer import transcripts
+from imputer.audio import windows
+from imputer.audio.windows import Piece
 from imputer.decoding import STRATEGIES
 from imputer.recognizer import Recognizer
 from imputer.server import engine
 from imputer.server.failures import Failure
 from imputer.transcripts import Token, Transcript, Word
-from imputer.windows import Piece
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED = ("json", "text")

@@ -1,0 +1,1 @@
+"""Forced alignment: the time of every token of a known text, for recordings and for whole corpora."""

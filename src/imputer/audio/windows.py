@@ -1,0 +1,159 @@
+"""Long recordings: overlapping windows, and how their alignments are joined.
+
+Windows start on a frame, so that the frames of an overlap are the same in both of its windows, and joining is a
+matter of choosing one frame in it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from imputer.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The imputation of one window: lists over its frames."""
+
+    alignment: list[int]
+    confidence: list[float]
+    passes: int
+    trace: list[list[int]] | None = None  # after each pass, (frame,) ids
+
+
+def in_frames(window: float, overlap: float, frame_seconds: float) -> tuple[int, int]:
+    """A window and the way to the next one, in frames, from seconds."""
+    if not (math.isfinite(window) and math.isfinite(overlap)):
+        raise UsageError(f"window and overlap are numbers of seconds, got {window:g} and {overlap:g}")
+    frames, shared = round(window / frame_seconds), round(overlap / frame_seconds)
+    if not 0 < shared < frames:
+        raise UsageError(
+            f"windows of {window:g} s that overlap by {overlap:g} s: the overlap must be at least one frame "
+            f"({frame_seconds:g} s) and less than the window"
+        )
+    return frames, frames - shared
+
+
+def spans(seconds: float, window: int, hop: int, frame_seconds: float) -> Iterator[tuple[float, float]]:
+    """(offset, length) in seconds of every window; the last has more to it than what it shares."""
+    number, start = 0, 0.0
+    while number == 0 or seconds - start > (window - hop) * frame_seconds:
+        yield start, min(window * frame_seconds, seconds - start)
+        number += 1
+        start = number * hop * frame_seconds
+
+
+def join(pieces: Sequence[Piece], hop: int, blank: int = 0) -> Piece:
+    """One imputation out of those of windows ``hop`` frames apart; it took the passes of the slowest."""
+    if len(pieces) == 1:
+        return pieces[0]
+    handovers = [hop + _handover(left, right, hop, blank) for left, right in pairwise(pieces)]
+    # Of each window: from where its left neighbour hands over to where its right neighbour takes over.
+    starts = [0, *(frame - hop for frame in handovers)]
+    kept = [slice(a, b) for a, b in zip(starts, [*handovers, len(pieces[-1].alignment)], strict=True)]
+    passes = max(piece.passes for piece in pieces)
+    traced = all(piece.trace for piece in pieces)
+    return Piece(
+        [token for piece, part in zip(pieces, kept, strict=True) for token in piece.alignment[part]],
+        [value for piece, part in zip(pieces, kept, strict=True) for value in piece.confidence[part]],
+        passes,
+        [_row(pieces, kept, number) for number in range(passes)] if traced else None,
+    )
+
+
+def seam(left: Sequence[int], right: Sequence[int], blank: int = 0, *, slack: int = 3) -> int:
+    """The frame of an overlap from which on to believe the right window rather than the left.
+
+    A token that both windows heard, at most ``slack`` frames apart, must not be heard twice or lost: the seam
+    does not fall between its two places. Of such seams it takes one whose next tokens on either side are heard
+    by both windows, then the one that has the most silence around it and lies near the middle, where both
+    windows know what comes before and after.
+    """
+    a = [(frame, token) for frame, token in enumerate(left) if token != blank]
+    b = [(frame, token) for frame, token in enumerate(right) if token != blank]
+    pairs = _heard_by_both(a, b, slack)
+    agreed_left, agreed_right = {i for i, _ in pairs}, {j for _, j in pairs}
+    spoken = [frame for frame, _ in a + b]
+
+    def worth(cut: int) -> tuple[int, int, float]:
+        broken = sum((a[i][0] < cut) != (b[j][0] < cut) for i, j in pairs)
+        before = [i for i, (frame, _) in enumerate(a) if frame < cut][-1:]
+        after = [j for j, (frame, _) in enumerate(b) if frame >= cut][:1]
+        agreed = sum(i in agreed_left for i in before) + sum(j in agreed_right for j in after)
+        silence = min((abs(frame + 0.5 - cut) for frame in spoken), default=float(len(left)))
+        off_centre = abs(cut - len(left) / 2) / max(len(left), 1)
+        return -broken, agreed, min(silence, 12) - 12 * off_centre
+
+    return max(range(len(left) + 1), key=worth)
+
+
+def _handover(left: Piece, right: Piece, hop: int, blank: int) -> int:
+    overlap = min(len(left.alignment) - hop, len(right.alignment))
+    return seam(left.alignment[hop : hop + overlap], right.alignment[:overlap], blank)
+
+
+def _row(pieces: Sequence[Piece], kept: Sequence[slice], number: int) -> list[int]:
+    """All windows after a pass; a window that was done earlier stays as it is."""
+    rows = [(piece.trace or [])[min(number, piece.passes - 1)] for piece in pieces]
+    return [token for row, part in zip(rows, kept, strict=True) for token in row[part]]
+
+
+def _heard_by_both(
+    a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], slack: int
+) -> list[tuple[int, int]]:
+    """Pairs of equal tokens at most ``slack`` frames apart, in order: as many as possible, as close as possible."""
+
+    def worth(i: int, j: int) -> float:
+        apart = abs(a[i][0] - b[j][0])
+        return 1 - apart / (slack + 1) if a[i][1] == b[j][1] and apart <= slack else 0.0
+
+    best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            here = worth(i, j)
+            together = here + best[i + 1][j + 1] if here else 0.0
+            best[i][j] = max(together, best[i + 1][j], best[i][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        if best[i][j] == best[i + 1][j]:
+            i += 1
+        elif best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+    return pairs
+
+
+# Long recordings through encoders whose cost grows with the square of the length.
+
+
+def in_windows(
+    run: Callable[[np.ndarray], np.ndarray],
+    samples: np.ndarray,
+    frames: int,
+    *,
+    hop: int,
+    span: int,
+    window: int,
+    overlap: int,
+) -> np.ndarray:
+    """(frame, feature) of (samples,), run in windows of ``window`` frames.
+
+    ``hop`` samples lie between frames and ``span`` under the first, so that a window starts on a frame and the
+    number of frames is what one run would give. ``overlap`` frames at an inner end of a window are only context
+    for the others.
+    """
+    pieces, done = [], 0
+    while done < frames:
+        first = max(0, done - overlap)
+        last = min(frames, first + window)
+        upto = frames if last == frames else last - overlap
+        end = len(samples) if last == frames else (last - 1) * hop + span
+        piece = run(samples[first * hop : end])
+        pieces.append(piece[done - first : upto - first])
+        done = upto
+    return np.concatenate(pieces)

@@ -1,0 +1,385 @@
+"""Pictures, as SVG and PNG: the decoding path, error rate by block size, the lattice, training curves.
+
+Every function draws a matplotlib figure and returns it; ``save`` writes it. A PNG is a white panel; an SVG follows the
+reader's light or dark scheme. matplotlib comes with the extra imputer-asr[figures].
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imputer.errors import UsageError
+from imputer.support import atomic_files
+from imputer.transcripts import BLANK, MASK, WORD_MARK, Transcript
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT, NEW, PATH = "#1f2933", "#a7b0ba", "#2f6fde", "#d9480f"
+COLOURS = ["#2f6fde", "#d9480f", "#2b8a3e", "#862e9c", "#b08900", "#0b7285", "#c2255c"]
+PAPER = "#ffffff"
+DARK = {PAPER: "#14181d", INK: "#e3e8ee", FAINT: "#66717d"} | dict(
+    zip(COLOURS, ["#74a5ff", "#ff8a5b", "#5fcf7b", "#d08ee4", "#e0b93c", "#4cc3d9", "#f57ba6"], strict=True)
+)
+MARKERS = "osD^vPX"
+LINE_WIDTH = 64.0  # characters in a line of the decoding path
+
+
+def save(figure: "Figure", *paths: Path | str) -> None:
+    """Write a figure to files whose endings say how: .svg, .png, .pdf."""
+    import matplotlib
+
+    for path in map(Path, paths):
+        kind = path.suffix[1:].lower()
+        if kind not in ("svg", "png", "pdf"):
+            raise UsageError(f"cannot draw {path}: the name must end in .svg, .png or .pdf")
+        metadata = {"Date": None} if kind == "svg" else {}  # with the salt: the same picture, the same bytes
+        with atomic_files.replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "imputer"}):
+            figure.savefig(temporary, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
+            if kind == "svg":
+                temporary.write_text(
+                    _in_both_schemes(temporary.read_text(encoding="utf-8")), encoding="utf-8"
+                )
+
+
+def _in_both_schemes(svg: str) -> str:
+    """The picture with other colours for readers who prefer dark pages; each keeps its own background."""
+    rules = [
+        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for part in ("fill", "stroke")
+    ]
+    return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{{''.join(rules)}}}</style>", 1)
+
+
+def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -> "Figure":
+    """The alignment after every pass, like fig:imputation: a row a pass, a column a frame, bars between blocks.
+
+    The transcript needs a trace. What a pass commits stands out in it; long recordings go on in further lines.
+    """
+    if not transcript.trace:
+        raise ValueError("the transcript has no trace: transcribe with trace=True")
+    rows = [[MASK] * len(transcript.trace[-1]), *transcript.trace]
+    widths = [max(len(_shown(symbol)), 1) + 0.7 for symbol in rows[-1]]
+    lines = _lines(widths, block_size)
+    longest = max(sum(widths[start:end]) for start, end in lines)
+    height = len(lines) * (len(rows) + 1.6)
+    figure = sheet(0.11 * (longest + 4) + 0.3, 0.19 * height + (0.4 if title else 0.1))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    for number, span in enumerate(lines):
+        _draw_line(axes, rows, widths, span, block_size, number * (len(rows) + 1.6))
+    axes.set_xlim(-4, longest + 0.5)
+    axes.set_ylim(height - 0.4, -2.6 if title else -1.6)
+    if title:
+        axes.text(0, -2.1, title, fontsize=9, color=INK, va="center", fontweight="bold")
+    return figure
+
+
+def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = "") -> "Figure":
+    """Word error rate against block size, a line a strategy (fig:wer_vs_bs_train, fig:wer_vs_bs_decode).
+
+    ``evaluations`` are those of ``imputer evaluate --json``, or anything with strategy, block_size and wer: a
+    number, or value, low and high. If there are several models, there is a line for each model and strategy.
+    """
+    rows = list(evaluations)
+    models = {row.get("model", "") for row in rows}
+    lines: dict[str, list[tuple[int, float, float, float]]] = {}
+    for row in rows:
+        wer = row["wer"]
+        value, low, high = (
+            (wer[k] for k in ("value", "low", "high")) if isinstance(wer, Mapping) else (wer,) * 3
+        )
+        name = row["strategy"].replace("_", " ") + (f", {row['model']}" if len(models) > 1 else "")
+        lines.setdefault(name, []).append((row["block_size"], 100 * value, 100 * low, 100 * high))
+    figure = sheet(5.6, 3.6)
+    axes = figure.add_subplot()
+    for number, (name, points) in enumerate(lines.items()):
+        sizes, values, lows, highs = zip(*sorted(points), strict=True)
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot(sizes, values, color=colour, marker=marker, markersize=5, linewidth=1.6, label=name)
+        if lows != highs:
+            axes.fill_between(sizes, lows, highs, color=colour, alpha=0.10, linewidth=0)
+    every = sorted({row["block_size"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(every, [str(size) for size in every])
+    axes.minorticks_off()
+    dress(axes, "block size = passes", "word error rate, %", title)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def lattice(
+    target: Sequence[str],
+    alignment: Sequence[int],
+    committed: Sequence[bool],
+    *,
+    merge_repeats: bool = False,
+    title: str = "",
+) -> "Figure":
+    """The lattice of a target with the states that committed frames force, after fig:dynamic_programming.
+
+    ``alignment`` holds 0 for blank and 1 .. |y| for the place of the token in ``target``; a place that repeats is a
+    repeat to be merged. Heavy arcs belong to some alignment of beta'(a~, a), light ones to beta(y) only; ringed
+    states are forced; the alignment itself is drawn in orange.
+    """
+    states = _state_path(alignment, merge_repeats)
+    labels = _state_labels(target, merge_repeats)
+    free = _reachable(states, [False] * len(states), len(labels), merge_repeats, target)
+    kept = _reachable(states, list(committed), len(labels), merge_repeats, target)
+    figure = sheet(0.55 * len(states) + 1.6, 0.42 * len(labels) + 1.5)
+    axes = figure.add_subplot()
+    for frame, before, after in free:
+        inside = (frame, before, after) in kept
+        axes.plot(
+            (frame - 1, frame),
+            (before, after),
+            color=INK if inside else FAINT,
+            linewidth=1.3 if inside else 0.6,
+            alpha=1.0 if inside else 0.7,
+            zorder=2 if inside else 1,
+        )
+    axes.plot(range(-1, len(states)), [0, *states], color=PATH, linewidth=2.6, alpha=0.85, zorder=3)
+    for frame, before, after in free:
+        for place in ((frame - 1, before), (frame, after)):
+            used = any(
+                (f == place[0] and b == place[1]) or (f - 1 == place[0] and a == place[1]) for f, a, b in kept
+            )
+            axes.plot(*place, "o", color=INK if used else FAINT, markersize=4 if used else 2.5, zorder=4)
+    for frame, (state, fixed) in enumerate(zip(states, committed, strict=True)):
+        if fixed:
+            ring: dict[str, Any] = {
+                "markersize": 11,
+                "markerfacecolor": "none",
+                "markeredgecolor": NEW,
+                "markeredgewidth": 1.8,
+            }
+            axes.plot(frame, state, "o", zorder=5, **ring)
+    symbols = [
+        (BLANK if token == 0 else _shown(target[token - 1])) if fixed else MASK
+        for token, fixed in zip(alignment, committed, strict=True)
+    ]
+    axes.set_xticks(range(len(states)), symbols, fontsize=9)
+    axes.set_yticks(range(len(labels)), labels, fontsize=9)
+    axes.set_xlim(-1.4, len(states) - 0.6)
+    dress(axes, "partial alignment ã, a frame each", "state: tokens emitted", title, grid=False)
+    return figure
+
+
+def training_curves(runs: Mapping[str, Path | str], *, title: str = "") -> "Figure":
+    """Loss and validation error rate by step, of one or more runs: name -> metrics.jsonl or the run's folder."""
+    figure = sheet(8.4, 3.4)
+    losses, errors = figure.subplots(1, 2)
+    for number, (name, source) in enumerate(runs.items()):
+        lines = read_metrics(source)
+        colour = COLOURS[number % len(COLOURS)]
+        points = [(line["step"], line["loss"]) for line in lines if isinstance(line.get("loss"), int | float)]
+        if points:
+            steps, values = zip(*points, strict=True)
+            losses.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+            losses.plot(steps, _smooth(values), color=colour, linewidth=1.6, label=name)
+        _draw_validation(errors, lines, name if len(runs) > 1 else "", colour, number)
+    dress(losses, "step", "loss, nats a token", title)
+    dress(errors, "step", "word error rate on validation, %", "")
+    for axes in (losses, errors):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    figure.tight_layout()
+    return figure
+
+
+def read_metrics(source: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a last line cut off by a crash is left out."""
+    path = Path(source) / "metrics.jsonl" if Path(source).is_dir() else Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    if not any(isinstance(line, dict) and "step" in line for line in lines):
+        raise UsageError(f"{path} holds no steps of a training run")
+    return [line for line in lines if isinstance(line, dict) and "step" in line]
+
+
+def sheet(width: float, height: float) -> "Figure":
+    """A figure of its own, in no window and no global state."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "pictures need the package matplotlib: pip install 'imputer-asr[figures]'"
+        ) from error
+    figure = Figure(figsize=(width, height), facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: "Axes", x: str, y: str, title: str, *, grid: bool = True) -> None:
+    """Labels, a title, and quiet axes."""
+    axes.set_xlabel(x, fontsize=9, color=INK)
+    axes.set_ylabel(y, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8, colors=INK, length=3)
+    if title:
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+    if grid:
+        axes.grid(axis="y", color=FAINT, linewidth=0.5, alpha=0.6)
+        axes.set_axisbelow(True)
+
+
+def _shown(symbol: str) -> str:
+    """A piece as the paper prints it, "[" for the start of a word."""
+    return symbol.replace(WORD_MARK, "[")
+
+
+def _lines(widths: Sequence[float], block_size: int) -> list[tuple[int, int]]:
+    """(first frame, end) of every line: whole blocks where they fit."""
+    lines, start, used = [], 0, 0.0
+    step = min(block_size, 8)  # a block too large for a line is broken
+    for first in range(0, len(widths), step):
+        wide = sum(widths[first : first + step])
+        if used and used + wide > LINE_WIDTH * 1.6:
+            lines.append((start, first))
+            start, used = first, 0.0
+        used += wide
+    return [*lines, (start, len(widths))]
+
+
+def _draw_line(
+    axes: "Axes",
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[float],
+    span: tuple[int, int],
+    block_size: int,
+    top: float,
+) -> None:
+    start, end = span
+    edges = [0.0]
+    for width in widths[start:end]:
+        edges.append(edges[-1] + width)
+    for number, row in enumerate(rows):
+        y = top + number
+        axes.text(-1.2, y, str(number), fontsize=7, color=INK, ha="right", va="center")
+        before = rows[number - 1] if number else row
+        for frame in range(start, end):
+            left, width = edges[frame - start], widths[frame]
+            new = before[frame] == MASK != row[frame]
+            if new:
+                axes.fill_between((left, left + width), y - 0.5, y + 0.5, color=NEW, alpha=0.16, linewidth=0)
+            quiet = row[frame] in (BLANK, MASK)
+            colour = NEW if new else FAINT if quiet else INK
+            weight = "bold" if new or not quiet else "normal"
+            style: dict[str, Any] = {
+                "fontsize": 7,
+                "color": colour,
+                "fontweight": weight,
+                "family": "DejaVu Sans",
+            }
+            axes.text(left + width / 2, y, _shown(row[frame]), ha="center", va="center", **style)
+    for frame in range(start, end + 1):
+        if frame % block_size == 0 or frame in (start, end):
+            x = edges[frame - start]
+            axes.plot((x, x), (top - 0.5, top + len(rows) - 0.5), color=INK, linewidth=0.8)
+    axes.text(-1.2, top - 0.95, "b", fontsize=7, color=INK, ha="right", va="center", style="italic")
+
+
+def _state_path(alignment: Sequence[int], merge_repeats: bool) -> list[int]:
+    """The lattice state after every frame: tokens emitted, or the index into _ y1 _ y2 _ ... with merging."""
+    states, emitted = [], 0
+    for frame, token in enumerate(alignment):
+        repeat = merge_repeats and frame > 0 and alignment[frame - 1] == token
+        emitted += token != 0 and not repeat
+        states.append((2 * emitted - (token != 0)) if merge_repeats else emitted)
+    return states
+
+
+def _state_labels(target: Sequence[str], merge_repeats: bool) -> list[str]:
+    if not merge_repeats:
+        return ["start", *map(_shown, target)]
+    return [label for piece in target for label in (BLANK, _shown(piece))] + [BLANK]
+
+
+def _reachable(
+    states: Sequence[int], forced: Sequence[bool], count: int, merge_repeats: bool, target: Sequence[str]
+) -> set[tuple[int, int, int]]:
+    """Arcs (frame, state before, state after) on some path from start to end through every forced state.
+
+    Without merging, a forced frame fixes its symbol too, so both ends of its arc are those of the alignment.
+    """
+
+    def arcs(frame: int, before: int) -> list[int]:
+        steps = [before, before + 1]
+        if (
+            merge_repeats
+            and before % 2 == 1
+            and before + 2 < count
+            and target[before // 2] != target[before // 2 + 1]
+        ):
+            steps.append(before + 2)
+        if merge_repeats and frame == 0:
+            steps = [0, 1]
+        steps = [state for state in steps if state < count]
+        if not forced[frame]:
+            return steps
+        right_symbol = merge_repeats or before == (states[frame - 1] if frame else 0)
+        return [states[frame]] if states[frame] in steps and right_symbol else []
+
+    ends = {count - 1, count - 2} if merge_repeats else {count - 1}
+    layers = [{0}]
+    for frame in range(len(states)):
+        layers.append({after for before in layers[-1] for after in arcs(frame, before)})
+    alive, found = layers[-1] & ends, set()
+    for frame in reversed(range(len(states))):
+        links = {
+            (frame, before, after)
+            for before in layers[frame]
+            for after in arcs(frame, before)
+            if after in alive
+        }
+        found |= links
+        alive = {before for _, before, _ in links}
+    return found
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Exponential average over about a fortieth of the values, corrected for its start."""
+    weight = 1 - 1 / max(4, len(values) / 40)
+    average, total, smooth = 0.0, 0.0, []
+    for value in values:
+        average, total = weight * average + (1 - weight) * value, weight * total + (1 - weight)
+        smooth.append(average / total)
+    return smooth
+
+
+def _draw_validation(
+    axes: "Axes", lines: Sequence[dict[str, Any]], name: str, colour: str, number: int
+) -> None:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for key, value in {**line, **(line.get("valid") or {})}.items():
+            if key.startswith("wer_") and isinstance(value, int | float):
+                found.setdefault(key.removeprefix("wer_"), []).append((line["step"], 100 * value))
+    for place, (passes, points) in enumerate(sorted(found.items(), key=lambda item: int(item[0]))):
+        steps, values = zip(*points, strict=True)
+        label = ", ".join(filter(None, (name, f"{passes} pass" + ("es" if passes != "1" else ""))))
+        own = colour if name else COLOURS[place % len(COLOURS)]
+        axes.plot(
+            steps,
+            values,
+            color=own,
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=3.5,
+            linewidth=1.4,
+            label=label,
+        )

@@ -1,0 +1,138 @@
+"""How fast audio becomes batches, how fast a manifest opens, and whether memory stays flat over an epoch."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from imputer import audio
+from imputer.data import manifest
+from imputer.data.batching import FilterbankExtract, SpeechDataset, batches, plan_epoch
+from imputer.data.manifest import Manifest, Utterance
+
+REAL_TIME_TARGET = 250  # seconds of audio a second on one core
+OPEN_TARGET = 1.0  # seconds for 100,000 lines
+GROWTH_TARGET = 16.0  # megabytes over the later part of an epoch
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Print and return the figures: one thread, interleaved, least CPU time of several."""
+    from rich.console import Console
+    from rich.table import Table
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = {
+                **_real_time(Path(folder), rounds=2 if quick else 8, files=6 if quick else 24),
+                **_opening(Path(folder), lines=20_000 if quick else 100_000),
+                **_memory(Path(folder), repeats=40 if quick else 300),
+            }
+    finally:
+        torch.set_num_threads(threads)
+    table = Table("figure", "value", "target", title="from manifest to batches, one core")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind in ("ogg", "flac", "ogg_slices"):
+        name = kind.replace("_", " ")
+        table.add_row(
+            f"{name} to 240 features", f"{figures[kind]:,.0f}x real time", f">= {REAL_TIME_TARGET}x"
+        )
+    table.add_row(
+        f"open {figures['lines']:,} lines", f"{figures['open_seconds']:.2f} s", f"< {OPEN_TARGET:g} s"
+    )
+    table.add_row("plan an epoch of them", f"{figures['plan_seconds']:.2f} s", "")
+    table.add_row(
+        f"memory grown over {figures['batches']} batches",
+        f"{figures['grown_mb']:.1f} MB",
+        f"< {GROWTH_TARGET:g} MB",
+    )
+    Console().print(table)
+    return figures
+
+
+def _speechlike(seconds: float, random: np.random.Generator) -> np.ndarray:
+    """Noise with the colour and the swelling of speech, so that codecs work about as hard as on speech."""
+    samples = int(seconds * 16000)
+    spectrum = np.fft.rfft(random.standard_normal(samples))
+    hertz = np.fft.rfftfreq(samples, 1 / 16000)
+    noise = np.fft.irfft(spectrum / (1 + (hertz / 500) ** 1.5), samples)
+    swell = np.interp(
+        np.arange(samples), np.arange(0, samples, 2000), random.uniform(0, 1, -(-samples // 2000))
+    )
+    return (0.3 * noise / np.abs(noise).max() * swell**2).astype(np.float32)
+
+
+def _real_time(folder: Path, *, rounds: int, files: int) -> dict[str, float]:
+    """Seconds of audio made into finished features in a second, for whole files and for slices of one."""
+    random = np.random.default_rng(0)
+    seconds = 8.0
+    corpora: dict[str, list[Utterance]] = {"ogg": [], "flac": [], "ogg_slices": []}
+    for kind in ("ogg", "flac"):
+        for i in range(files):
+            path = folder / f"{i}.{kind}"
+            audio.write(path, _speechlike(seconds, random))
+            corpora[kind].append(Utterance(f"{i}", str(path), seconds))
+    audio.write(folder / "long.ogg", _speechlike(10 * seconds, random))
+    corpora["ogg_slices"] = [
+        Utterance(f"{i}", str(folder / "long.ogg"), 5.0, offset=float(random.uniform(0, 10 * seconds - 5)))
+        for i in range(files)
+    ]
+    best = dict.fromkeys(corpora, float("inf"))
+    for _ in range(rounds):
+        for kind, utterances in corpora.items():
+            dataset = SpeechDataset(utterances, None, FilterbankExtract())
+            start = time.process_time()
+            for batch in batches(dataset, [list(range(files))]):
+                assert not batch.dropped
+            best[kind] = min(best[kind], time.process_time() - start)
+    return {kind: sum(u.duration for u in corpora[kind]) / best[kind] for kind in corpora}
+
+
+def _opening(folder: Path, *, lines: int) -> dict[str, float]:
+    text = "a sentence of about the length that people say in one breath when they read aloud"
+    path = folder / "many.jsonl"
+    manifest.write(
+        path,
+        (Utterance(f"84-121-{i:06d}", f"/corpus/84/{i}.flac", 1 + i % 20, text, "84") for i in range(lines)),
+    )
+    opening = planning = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        opened = Manifest(path)
+        opening = min(opening, time.process_time() - start)
+        start = time.process_time()
+        plan_epoch(opened.durations * 100, frame_budget=60_000, seed=0, epoch=0)
+        planning = min(planning, time.process_time() - start)
+    return {"lines": lines, "open_seconds": opening, "plan_seconds": planning}
+
+
+def _memory(folder: Path, *, repeats: int) -> dict[str, float]:
+    """Resident megabytes of this process, after the first fifth of an epoch and at its end."""
+    files = sorted(path for path in folder.glob("*.ogg") if path.stem.isdecimal())[:6]
+    path = folder / "epoch.jsonl"
+    manifest.write(
+        path,
+        (Utterance(f"{r}-{file.stem}", str(file), 8.0, "text") for r in range(repeats) for file in files),
+    )
+    dataset = SpeechDataset(Manifest(path), None, FilterbankExtract())
+    plan = plan_epoch(dataset.manifest.durations * 100, frame_budget=8000, seed=0, epoch=0)  # type: ignore[attr-defined]
+    sizes = [_resident() for _ in batches(dataset, plan)]
+    fifth = max(1, len(sizes) // 5)
+    return {"batches": len(plan), "grown_mb": (max(sizes[-fifth:]) - max(sizes[:fifth])) / 2**20}
+
+
+def _resident() -> int:
+    """Bytes in memory now; where the system does not tell, the most there ever were."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,93 @@
+"""The paper's two networks at full size: real steps on made data, their FLOPs and memory, and what a GPU would need."""
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from imputer import configs, model
+from imputer.errors import UsageError
+from imputer.research.benchmarks.bench_training import ctc_loss, kept_for_backward, made_batch
+
+CONFIGS = configs.SHIPPED
+# Dense bfloat16 peak as the vendor states it, and the share of it that we assume a training reaches.
+GPU, GPU_PEAK, ASSUMED_SHARE = "NVIDIA A100 80 GB", 312e12, 0.35
+CORPUS_HOURS = {"wsj": 82, "librispeech": 960}
+UTTERANCE_SECONDS = {"wsj": 8, "librispeech": 12}  # about the mean; attention costs more in longer ones
+TOKENS = 400
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Print and return the figures of one or more real steps of each configuration."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="the paper's networks at full size", title_justify="left")
+    for name in (
+        "config",
+        "parameters",
+        "GFLOP per s of audio, step",
+        "loss, step by step",
+        "s of audio a s here",
+        "activations, MB per s of audio",
+        "weights + optimiser, GB",
+        f"hours on one {GPU}",
+    ):
+        table.add_column(name, justify="right")
+    figures = {}
+    for name in ("wsj",) if quick else ("wsj", "librispeech"):
+        figures[name] = measure(name, steps=1 if quick else 3)
+        f = figures[name]
+        table.add_row(
+            name,
+            f"{f['parameters'] / 1e6:.1f} M",
+            f"{f['gflop_per_second_of_audio']:.1f}",
+            " ".join(f"{loss:.0f}" for loss in f["losses"]),
+            f"{f['audio_per_second']:.1f}",
+            f"{f['activation_mb_per_second']:.1f}",
+            f"{f['state_gb']:.2f}",
+            f"{f['gpu_hours']:.1f}",
+        )
+    Console().print(table)
+    return figures
+
+
+def measure(name: str, steps: int) -> dict[str, Any]:
+    """Take real steps with the configuration ``name`` and count what they need."""
+    path = CONFIGS / f"{name}.toml"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: the paper's configurations are in a clone of the project")
+    settings = configs.read(path)
+    torch.manual_seed(0)
+    network = model.Imputer(settings.model, settings.front_end, TOKENS).train()
+    data = made_batch(batch=2, seconds=UTTERANCE_SECONDS[name])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    losses, start = [], time.perf_counter()
+    for _ in range(steps):
+        loss = ctc_loss(network, data)
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), settings.training.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+    seconds = time.perf_counter() - start
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:  # the fused attention of a CPU is not counted
+        ctc_loss(network, data).backward()
+    gflop = counter.get_total_flops() / data["audio"] / 1e9
+    # weights, gradients and two moments in float32
+    state = 4 * 4 * model.parameters(network)
+    audio = settings.training.steps * settings.training.batches_per_step * settings.data.batch_seconds
+    return {
+        "parameters": model.parameters(network),
+        "gflop_per_second_of_audio": gflop,
+        "losses": losses,
+        "audio_per_second": steps * data["audio"] / seconds,
+        "activation_mb_per_second": kept_for_backward(network, data) / data["audio"],
+        "state_gb": state / 1e9,
+        "epochs": audio / 3600 / CORPUS_HOURS[name],
+        "gpu_hours": audio * gflop * 1e9 / (GPU_PEAK * ASSUMED_SHARE) / 3600,
+    }
