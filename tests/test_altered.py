@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from imputer import audio
+from imputer.audio.alteration import SPEEDS
 from imputer.corpora import CORPORA, Dropped, Found, Options
-from imputer.corpora.altered import SPEEDS
 from imputer.data.manifest import Manifest, Utterance, write
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imputer import features
+from imputer import configs, features
+from imputer.audio import augmentation
 
 RATE = 16000
 
@@ -213,22 +214,22 @@ def test_frames_are_counted_without_making_them() -> None:
 
 def test_all_off_changes_nothing() -> None:
     waveform = torch.randn(8000, generator=seeded())
-    plain = features.Augmentation()
-    torch.testing.assert_close(features.augment_waveform(waveform, RATE, plain, seeded()), waveform)
+    plain = configs.Augmentation()
+    torch.testing.assert_close(augmentation.augment_waveform(waveform, RATE, plain, seeded()), waveform)
     frames = torch.randn(50, 240, generator=seeded())
-    torch.testing.assert_close(features.augment_features(frames, plain, seeded()), frames)
+    torch.testing.assert_close(augmentation.augment_features(frames, plain, seeded()), frames)
 
 
 def test_a_seed_reproduces_and_another_differs() -> None:
     waveform = torch.randn(8000, generator=seeded()) * 0.1
-    everything = features.Augmentation(
+    everything = configs.Augmentation(
         speed=(0.9, 1.0, 1.1), gain_db=(-6, 6), noise=1.0, telephone=0.5, spec_augment=True
     )
-    runs = [features.augment_waveform(waveform, RATE, everything, seeded(seed)) for seed in (1, 1, 2)]
+    runs = [augmentation.augment_waveform(waveform, RATE, everything, seeded(seed)) for seed in (1, 1, 2)]
     assert torch.equal(runs[0], runs[1])
     assert runs[0].shape != runs[2].shape or not torch.equal(runs[0], runs[2])
     frames = torch.randn(80, 240, generator=seeded())
-    masked = [features.augment_features(frames, everything, seeded(seed)) for seed in (1, 1, 2)]
+    masked = [augmentation.augment_features(frames, everything, seeded(seed)) for seed in (1, 1, 2)]
     assert torch.equal(masked[0], masked[1])
     assert not torch.equal(masked[0], masked[2])
 
@@ -236,17 +237,17 @@ def test_a_seed_reproduces_and_another_differs() -> None:
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_speed_moves_pitch_and_length(factor: float) -> None:
     tone = torch.sin(2 * np.pi * 1000 * torch.arange(RATE) / RATE)
-    faster = features.speed_perturb(tone, factor)
+    faster = augmentation.speed_perturb(tone, factor)
     assert abs(len(faster) - RATE / factor) <= 1
     peak = torch.fft.rfft(faster).abs().argmax() * RATE / len(faster)
     assert abs(float(peak) - 1000 * factor) < 2
 
 
-@pytest.mark.parametrize("kind", features.NOISES)
+@pytest.mark.parametrize("kind", augmentation.NOISES)
 @pytest.mark.parametrize("snr_db", [0.0, 20.0])
 def test_noise_has_the_ratio_it_was_asked_for(kind: str, snr_db: float) -> None:
     waveform = torch.randn(RATE, generator=seeded()) * 0.1
-    noisy = features.add_noise(waveform, RATE, kind=kind, snr_db=snr_db, generator=seeded(3))
+    noisy = augmentation.add_noise(waveform, RATE, kind=kind, snr_db=snr_db, generator=seeded(3))
     ratio = waveform.square().sum() / (noisy - waveform).square().sum()
     assert abs(10 * np.log10(float(ratio)) - snr_db) < 0.01
 
@@ -257,7 +258,7 @@ def test_noises_have_their_spectra() -> None:
         hertz = torch.fft.rfftfreq(len(noise), 1 / RATE)
         return 10 * np.log10(float(spectrum[(hertz >= low) & (hertz < 2 * low)].sum()))
 
-    make = {kind: noise(8 * RATE, RATE, seeded(5)) for kind, noise in features.NOISES.items()}
+    make = {kind: noise(8 * RATE, RATE, seeded(5)) for kind, noise in augmentation.NOISES.items()}
     assert abs(octave_power(make["white"], 2000) - octave_power(make["white"], 250) - 9.0) < 1.0
     assert abs(octave_power(make["pink"], 2000) - octave_power(make["pink"], 250)) < 1.0
     assert octave_power(make["babble"], 250) - octave_power(make["babble"], 2000) > 10
@@ -270,7 +271,7 @@ def test_telephone_keeps_its_band_only() -> None:
     time = torch.arange(RATE) / RATE
     for hertz, kept in ((100, False), (1000, True), (3000, True), (3900, False), (6000, False)):
         tone = 0.5 * torch.sin(2 * np.pi * hertz * time)
-        line = features.telephone(tone, RATE)
+        line = augmentation.telephone(tone, RATE)
         assert line.shape == tone.shape
         gain = 10 * np.log10(1e-12 + float(line[2000:-2000].square().mean() / tone.square().mean()))
         assert (abs(gain) < 1) if kept else (gain < -20), (hertz, gain)
@@ -281,7 +282,7 @@ def test_spec_augment_masks_whole_stripes_with_the_mean() -> None:
     mean = frames.mean(0)
     seen_time = seen_frequency = False
     for seed in range(20):
-        masked = features.spec_augment(frames, generator=seeded(seed))
+        masked = augmentation.spec_augment(frames, generator=seeded(seed))
         changed = (masked != frames).view(200, 3, 80)
         rows, banks = changed.all((1, 2)), changed.all(0)
         assert torch.equal(banks[0], banks[1]) and torch.equal(banks[1], banks[2])
@@ -304,4 +305,4 @@ def test_spec_augment_masks_whole_stripes_with_the_mean() -> None:
 )
 def test_bad_augmentation_names_the_field(options: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        features.Augmentation(**options)
+        configs.Augmentation(**options)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from imputer import audio, configs, frontends
+from imputer.audio.windows import in_windows
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends import moonshine as module
-from imputer.frontends.windows import in_windows
 
 has_moonshine = all(importlib.util.find_spec(name) for name in ("moonshine_voice", "onnxruntime"))
 has_transformers = importlib.util.find_spec("transformers") is not None
