@@ -3,6 +3,7 @@
 import http.server
 import io
 import re
+import shutil
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,13 +21,14 @@ from imputer.corpora import CORPORA, Dropped, Found, Options
 from imputer.corpora.cmudict import PHONEMES
 from imputer.corpora.digits import WORDS, Room, join, split_speakers
 from imputer.corpora.download import fetch, fetch_archive
-from imputer.corpora.librispeech import ARCHIVES
+from imputer.corpora.librispeech import ARCHIVES, SUBSETS
 from imputer.corpora.validation import checked, write_manifests
 from imputer.corpora.wsj import normalise_transcript
 from imputer.data.manifest import Manifest, Utterance
 from imputer.data.text import lower, plain
 from imputer.errors import ImputerError, UsageError
 from imputer.frontends.letters import LETTERS, Letters, read_letters
+from trainings import imputer
 
 RATE = 16000
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -238,6 +240,25 @@ def test_librispeech_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "LibriSpeech/dev-clean/84/121/84-121-0001.flac").unlink()
     items = list(checked(CORPORA["librispeech"](tmp_path, Options())))
     assert [d.reason for d in items if isinstance(d, Dropped)] == ["unreadable audio"]
+
+
+def test_the_sets_of_the_experiments_come_from_the_official_folders(tmp_path: Path) -> None:
+    """By the command, from a tree with every speaker of dev-clean and some of test-clean beside those of the set."""
+    dev = {*SUBSETS["dev-clean-train"][1], *SUBSETS["dev-clean-held-out"][1]}
+    test = set(SUBSETS["test-clean-a"][1])
+    assert (len(dev), len(test)) == (40, 20) and not dev & test
+    for part, speakers in (("dev-clean", dev), ("test-clean", test | {"61", "908"})):
+        for speaker in speakers:
+            chapter = tmp_path / "LibriSpeech" / part / speaker / "7"
+            written(chapter / f"{speaker}-7-0000.flac", 1.0)
+            (chapter / f"{speaker}-7.trans.txt").write_text(f"{speaker}-7-0000 GO\n")
+    imputer("prepare", "librispeech", str(tmp_path), "-o", str(tmp_path / "libri.jsonl"), "--split", *SUBSETS)
+    for split, (_, speakers) in SUBSETS.items():
+        ids = [u.id for u in Manifest(tmp_path / f"libri-{split}.jsonl")]
+        assert sorted(ids) == sorted(f"{speaker}-7-0000" for speaker in speakers)
+    shutil.rmtree(tmp_path / "LibriSpeech" / "test-clean" / "8463")
+    with pytest.raises(UsageError, match="lacks speakers of test-clean-a: 8463"):
+        found("librispeech", tmp_path, splits=("test-clean-a",))
 
 
 class Server:

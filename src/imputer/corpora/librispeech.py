@@ -3,10 +3,11 @@
     LibriSpeech/train-clean-100/SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER.flac
     LibriSpeech/train-clean-100/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt
 
-The source may be the folder above LibriSpeech, LibriSpeech itself, or one part of it. Each part is a split.
+The source may be the folder above LibriSpeech, LibriSpeech itself, or one part of it. Each part is a split; so are the
+sets of speakers in ``SUBSETS``, on which this project's own figures are trained and scored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from imputer.corpora.common import Dropped, Found, Options, normaliser
@@ -28,29 +29,53 @@ ARCHIVES = {
     "train-other-500": "d1a0fd59409feb2c614ce4d30c387708",
 }
 
+# The sets of the experiments: (part, its speakers). Train on the first, choose on the second, report on the third.
+SUBSETS = {
+    "dev-clean-train": ("dev-clean", (
+        *("84", "174", "251", "422", "652", "777", "1272", "1462", "1673", "1988", "1993", "2035"),
+        *("2078", "2086", "2277", "2428", "2803", "2902", "3000", "3081", "3170", "3536", "3576", "3752"),
+        *("3853", "5536", "5694", "6241", "6295", "6313", "6319", "6345", "7850", "7976", "8297", "8842"),
+    )),
+    "dev-clean-held-out": ("dev-clean", ("1919", "2412", "5338", "5895")),
+    "test-clean-a": ("test-clean", (
+        *("672", "1089", "1188", "1284", "2830", "2961", "3575", "3729", "4446", "4507"),
+        *("4992", "5639", "5683", "6829", "7021", "7176", "8224", "8230", "8455", "8463"),
+    )),
+}  # fmt: skip
+
 
 def librispeech(source: Path, options: Options) -> Iterator[Found | Dropped]:
-    """Every utterance of the parts wanted; all parts that are there, if none is named."""
+    """Every utterance of the splits wanted; all official parts that are there, if none is named."""
+    wanted = {split: SUBSETS.get(split, (split, ())) for split in options.splits}
     if options.download:
-        download(source, options.splits or tuple(ARCHIVES), options.mirror or ADDRESS)
+        download(
+            source, tuple({part: None for part, _ in wanted.values()} or ARCHIVES), options.mirror or ADDRESS
+        )
     parts = _parts(source)
-    for wanted in options.splits:
-        if wanted not in parts:
+    for part, _ in wanted.values():
+        if part not in parts:
             there = ", ".join(parts) or "none"
-            raise UsageError(f"{source} has no part {wanted!r} (there: {there}); --download fetches it")
+            raise UsageError(f"{source} has no part {part!r} (there: {there}); --download fetches it")
     if not parts:
         raise UsageError(f"{source} holds no LibriSpeech part such as dev-clean; --download fetches them")
     text_of = normaliser(options, "lower")
-    for part in options.splits or tuple(parts):
+    for split, (part, speakers) in (wanted or {part: (part, ()) for part in parts}).items():
+        missing = sorted(set(speakers) - {path.name for path in parts[part].iterdir()}, key=int)
+        if missing:
+            raise UsageError(f"{parts[part]} lacks speakers of {split}: {', '.join(missing)}")
         for transcript in sorted(parts[part].glob("*/*/*.trans.txt")):
-            for number, line in read_lines(transcript):
-                identifier, _, text = line.partition(" ")
-                path = transcript.parent / f"{identifier}.flac"
-                if identifier.count("-") != 2:
-                    yield Dropped("transcript line is not: id text", f"{transcript}, line {number}")
-                    continue
-                speaker = identifier.split("-")[0]
-                yield Found(Utterance(identifier, str(path), 0.0, text_of(text), speaker), part)
+            if not speakers or transcript.parts[-3] in speakers:
+                yield from _utterances(transcript, split, text_of)
+
+
+def _utterances(transcript: Path, split: str, text_of: Callable[[str], str]) -> Iterator[Found | Dropped]:
+    for number, line in read_lines(transcript):
+        identifier, _, text = line.partition(" ")
+        path = transcript.parent / f"{identifier}.flac"
+        if identifier.count("-") != 2:
+            yield Dropped("transcript line is not: id text", f"{transcript}, line {number}")
+            continue
+        yield Found(Utterance(identifier, str(path), 0.0, text_of(text), identifier.split("-")[0]), split)
 
 
 def _parts(source: Path) -> dict[str, Path]:
