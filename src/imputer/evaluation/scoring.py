@@ -4,8 +4,9 @@ Errors are counted by a least-cost edit path (rapidfuzz). Intervals come from re
 replacement; two models are compared on the same resampled utterances, so that hard utterances weigh alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +73,35 @@ def character_errors(reference: str, hypothesis: str) -> Errors:
     return count(" ".join(reference.split()), " ".join(hypothesis.split()))
 
 
-def count(reference: Sequence[str], hypothesis: Sequence[str]) -> Errors:
+def count(reference: Sequence[Any], hypothesis: Sequence[Any]) -> Errors:
     """Substitutions, deletions and insertions of one least-cost edit path."""
     kinds = [edit.tag for edit in Levenshtein.editops(reference, hypothesis)]
     return Errors(kinds.count("replace"), kinds.count("delete"), kinds.count("insert"), len(reference))
+
+
+def doubled(reference: Sequence[Any], hypothesis: Sequence[Any]) -> int:
+    """Insertions of a unit that stands beside the same unit in the hypothesis: a token written twice."""
+    edits = Levenshtein.editops(reference, hypothesis)
+    return sum(
+        hypothesis[edit.dest_pos]
+        in (
+            *hypothesis[max(0, edit.dest_pos - 1) : edit.dest_pos],
+            *hypothesis[edit.dest_pos + 1 : edit.dest_pos + 2],
+        )
+        for edit in edits
+        if edit.tag == "insert"
+    )
+
+
+def fixable(reference: Sequence[str], hypothesis: Sequence[str], score: Callable[[list[str]], float]) -> int:
+    """Errors that a language model would fix: with that one undone, ``score`` of the hypothesis rises."""
+    before = score(list(hypothesis))
+    found = 0
+    for edit in Levenshtein.editops(reference, hypothesis):
+        right = [] if edit.tag == "insert" else [reference[edit.src_pos]]
+        end = edit.dest_pos + (edit.tag != "delete")
+        found += score([*hypothesis[: edit.dest_pos], *right, *hypothesis[end:]]) > before
+    return found
 
 
 def total(errors: Sequence[Errors]) -> Errors:
