@@ -184,7 +184,7 @@ class Rollin:
     masking: str = "block"  # block, bernoulli, uniform or block_printed: what of the alignment is shown
     block_size: Count = 8  # B: frames in a block of the masking policy
     all_masked: Share = 0.0  # share of utterances shown all masked, on top of what the policy draws
-    noise: Literal["none", "utterance", "token"] = "utterance"  # what is shifted by up to one frame
+    noise: str = "none"  # none, utterance or token: what the roll-in shifts by up to one frame
     refresh_every: CountOrNone = 0  # steps between refreshes from a stale copy of the model; 0 = never
 
     def __post_init__(self) -> None:
@@ -200,7 +200,8 @@ class Training:
     batches_per_step: Count = 1  # over all processes together: more ranks, fewer each, same result
     learning_rate: Positive = 1e-3  # at its peak
     warmup_steps: CountOrNone = 500  # in which the learning rate rises to its peak
-    schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"  # of the learning rate after its peak
+    optimizer: str = "adamw"  # adamw
+    schedule: str = "cosine"  # cosine, inverse_sqrt or constant: the learning rate after its peak
     schedule_steps: CountOrNone = 0  # the cosine's length, to stop before it is down; 0 = as many as steps
     weight_decay: PositiveOrNone = 0.01  # AdamW's, on matrices only
     clip: Positive = 1.0  # largest norm of the gradient; a large number clips nothing

@@ -1,0 +1,92 @@
+"""Batch -> roll-in -> model -> objective: the loss of one batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from imputer import alignments, configs, objectives, rollin
+from imputer.data.batching import Batch
+from imputer.model import Imputer
+
+
+class BatchLoss(nn.Module):
+    """The negative log-likelihood of a batch, summed, in nats."""
+
+    def __init__(
+        self, model: Imputer, settings: configs.Config, expert: Callable[[str], list[int]] | None
+    ) -> None:
+        super().__init__()
+        self.model, self.settings, self.expert = model, settings, expert
+
+    def forward(self, batch: Batch, step: int) -> tuple[Tensor, int]:
+        """The summed loss, and how many utterances are left out because their tokens do not fit their frames."""
+        model, topology = self.model, {"merge_repeats": self.model.merge_repeats}
+        if not batch.ids:  # all of it was dropped, but the other ranks need a gradient
+            return torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0, 0
+        autocast = torch.autocast(
+            batch.features.device.type, torch.bfloat16, enabled=self.settings.training.bf16
+        )
+        with autocast:
+            acoustic, frame_lengths = model.encode(batch.features, batch.feature_lengths)
+        usable = alignments.feasible(batch.targets, frame_lengths, batch.target_lengths, **topology)
+        if self.settings.training.objective == "ctc":
+            drawn, committed = None, None
+            partial = model.all_masked(acoustic)
+        else:
+            drawn, committed, fits = self.roll_in(batch, frame_lengths, step)
+            usable = usable & torch.tensor(fits, device=usable.device)
+            partial = torch.where(committed, drawn, model.mask)
+        with autocast:
+            log_probs = model.impute(acoustic, frame_lengths, partial)
+        keep = usable.nonzero()[:, 0]
+        if not len(keep):
+            return log_probs.sum() * 0.0, len(usable)
+        if len(keep) < len(usable):
+            log_probs, frame_lengths = log_probs[keep], frame_lengths[keep]
+            drawn = drawn if drawn is None else drawn[keep]
+            committed = committed if committed is None else committed[keep]
+        targets, target_lengths = batch.targets[keep], batch.target_lengths[keep]
+        likelihood = OBJECTIVES[self.settings.training.objective](
+            log_probs, targets, drawn, committed, frame_lengths, target_lengths, **topology
+        )
+        return -likelihood.sum(), len(usable) - len(keep)
+
+    def roll_in(self, batch: Batch, frame_lengths: Tensor, step: int) -> tuple[Tensor, Tensor, list[bool]]:
+        """(a, a~) for every utterance of the batch."""
+        assert self.expert is not None
+        policy = self.settings.rollin
+        drawn, committed, usable = rollin.draw(
+            self.expert,
+            batch.ids,
+            frame_lengths.tolist(),
+            masking_policy=policy.masking,
+            noise=policy.noise,
+            block_size=policy.block_size,
+            seed=self.settings.training.seed,
+            step=step,
+            all_masked=policy.all_masked,
+            merge_repeats=self.model.merge_repeats,
+        )
+        device = frame_lengths.device
+        return drawn.to(device), committed.to(device), usable
+
+
+def _ctc(
+    log_probs: Tensor, y: Tensor, a: Any, committed: Any, n: Tensor, m: Tensor, **topology: bool
+) -> Tensor:
+    return objectives.ctc(log_probs, y, n, m, **topology)
+
+
+def _imitation(
+    log_probs: Tensor, y: Tensor, a: Tensor, committed: Any, n: Tensor, m: Tensor, **_: bool
+) -> Tensor:
+    return objectives.imitation(log_probs, a, n)
+
+
+OBJECTIVES: dict[str, Callable[..., Tensor]] = {
+    "ctc": _ctc,
+    "imitation": _imitation,
+    "dynamic_programming": objectives.dynamic_programming,
+}

@@ -1,0 +1,111 @@
+"""Steps until the last, with validations, checkpoints and a way to stop in between."""
+
+import contextlib
+import ctypes
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from imputer import configs
+from imputer.data.ranks import joined
+from imputer.support import progress
+from imputer.training.optimizers import averaged_weights
+from imputer.training.run import Run
+from imputer.training.run_folder import only_run_in, quiet, save_checkpoint, save_model
+from imputer.training.stale_copy import stale_copy
+from imputer.training.starting import prepare
+from imputer.training.step import take_step
+from imputer.training.validating import validate
+
+TRIM_EVERY = 50  # steps
+
+
+def train(settings: configs.Config, folder: Path) -> Path:
+    """Train, or resume, the run in ``folder``; returns the folder of the finished model."""
+    if settings.training.threads:
+        torch.set_num_threads(settings.training.threads)
+    with joined() as here, only_run_in(folder, here), _stop_signal() as stop_asked:
+        run = prepare(settings, folder, here)
+        finished = loop(run, stop_asked)
+        if finished and here.first:
+            save_model(run)
+        here.wait()
+    if not finished:
+        print(
+            f"stopped at step {run.progress.step}; the same command resumes from there",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SystemExit(143)
+    return folder / "model"
+
+
+def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
+    """Steps until the last or until asked to stop; True if all are done."""
+    training, here = run.settings.training, run.ranks
+    stream = run.stream.batches(run.progress.epoch, run.progress.position)
+    share = training.batches_per_step // here.count
+    started, audio_before = time.monotonic(), run.progress.seconds_of_audio
+    bar = progress.bar("training", training.steps, before=run.progress.step)
+    with bar if here.first else contextlib.nullcontext(quiet) as advance:
+        while run.progress.step < training.steps:
+            refresh = run.settings.rollin.refresh_every
+            if refresh and run.progress.step and run.progress.step % refresh == 0:
+                run.objective.expert = stale_copy(run)
+            figures = take_step(run, [next(stream) for _ in range(share)])
+            step = run.progress.step
+            if figures and due(step, training.log_every, training.steps):
+                speed = (run.progress.seconds_of_audio - audio_before) / (time.monotonic() - started)
+                figures |= {"audio_seconds_per_second": round(speed, 1)}
+                run.log({"step": step, "epoch": run.progress.epoch, **figures})
+                advance(
+                    0,
+                    f"loss {figures['loss']:.3f}, lr {figures['learning_rate']:.1e}, {speed:.0f}x real time",
+                )
+            advance(1)
+            if step % TRIM_EVERY == 0:
+                give_back_memory()
+            if run.valid and due(step, training.validate_every, training.steps):
+                with averaged_weights(run.model, run.average):
+                    run.log({"step": step, "valid": validate(run)})
+            stopping = bool(run.ranks.total([float(stop_asked())])[0])
+            if stopping or due(step, training.checkpoint_every, training.steps):
+                save_checkpoint(run)
+            if stopping and step < training.steps:
+                return False
+    return True
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether ``step`` is a multiple of ``every`` or the last one; 0 = only the last."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system: batches of many different shapes fragment the C library's heap."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def _stop_signal() -> Iterator[Callable[[], bool]]:
+    """A function that tells whether SIGTERM or Ctrl-C was received; a second Ctrl-C interrupts at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

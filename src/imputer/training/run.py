@@ -1,0 +1,39 @@
+"""What one training holds in memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from imputer import configs
+from imputer.data.batching import Extract
+from imputer.data.manifest import Utterances
+from imputer.data.ranks import Ranks
+from imputer.model import Imputer
+from imputer.training.batch_loss import BatchLoss
+from imputer.training.checkpoints import Progress
+from imputer.training.stream import Stream
+from imputer.vocabulary import Vocabulary
+
+
+@dataclass
+class Run:
+    """One training, on one rank."""
+
+    settings: configs.Config
+    folder: Path
+    ranks: Ranks
+    model: Imputer
+    vocabulary: Vocabulary
+    objective: BatchLoss
+    trained: nn.Module  # the objective, wrapped for several ranks
+    optimizer: torch.optim.Optimizer
+    average: dict[str, Tensor]
+    stream: Stream
+    plain_extract: Extract  # features without augmentation
+    valid: Utterances | None
+    progress: Progress
+    log: Callable[[dict[str, Any]], None]

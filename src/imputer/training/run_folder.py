@@ -1,0 +1,124 @@
+"""What a training keeps on disk: configuration, metrics, checkpoints, the finished model."""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from imputer import configs, models
+from imputer.data.ranks import Ranks
+from imputer.errors import UsageError
+from imputer.support import atomic_files
+from imputer.training import checkpoints
+from imputer.training.optimizers import averaged_weights
+from imputer.training.run import Run
+
+# A resumed run may differ in these keys.
+CHANGEABLE = (
+    "training.validate_every",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.log_every",
+    "training.nonfinite_limit",
+    "training.tensorboard",
+    "training.threads",
+    "data.workers",
+    "data.frames_cache",
+    "data.valid",
+    "data.valid_utterances",
+)
+
+
+@contextlib.contextmanager
+def only_run_in(folder: Path, here: Ranks) -> Iterator[None]:
+    """Hold the lock of a run folder: two trainings in one folder would overwrite each other."""
+    if not here.first:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 - held open for the whole run
+    except OSError as error:
+        raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another process is training in {folder}") from error
+        yield
+
+
+def refuse_changes(folder: Path, settings: configs.Config) -> None:
+    """A run resumes only under the configuration it was started with."""
+    before = configs.read(folder / "config.toml")
+    changed = configs.differences(before, settings, ignore=CHANGEABLE)
+    if settings.training.objective == "ctc":  # it has no roll-in
+        changed = [line for line in changed if not line.startswith("rollin.")]
+    if changed:
+        raise UsageError(
+            f"{folder} was started with another configuration: {'; '.join(changed)}. "
+            "Give the old values to resume, or another --output for a new training"
+        )
+
+
+def save_checkpoint(run: Run) -> None:
+    """The first rank writes; the others wait."""
+    if run.ranks.first:
+        tensors = checkpoints.pack(run.model, run.optimizer, run.average)
+        checkpoints.save(
+            run.folder / "checkpoints", run.progress, tensors, run.settings.training.keep_checkpoints
+        )
+    run.ranks.wait()
+
+
+def save_model(run: Run) -> None:
+    """The model folder, with averaged weights if there are any."""
+    with averaged_weights(run.model, run.average):
+        models.save(run.folder / "model", run.model, run.vocabulary)
+
+
+def metrics_log(folder: Path, here: Ranks, *, tensorboard: bool) -> Callable[[dict[str, Any]], None]:
+    """A function that appends to metrics.jsonl (and TensorBoard); silent on all ranks but the first."""
+    if not here.first:
+        return quiet
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = _summary_writer(folder) if tensorboard else None
+
+    def log(line: dict[str, Any]) -> None:
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if writer:
+            for name, value in {**line, **line.get("valid", {})}.items():
+                if isinstance(value, int | float) and name != "step":
+                    writer.add_scalar(name, value, line["step"])
+            writer.flush()
+
+    return log
+
+
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError("training.tensorboard needs: pip install 'imputer-asr[tensorboard]'") from error
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def forget_metrics_after(folder: Path, step: int, here: Ranks) -> None:
+    """Remove the lines after the checkpoint: those steps are taken and logged again."""
+    path = folder / "metrics.jsonl"
+    if not here.first or not path.is_file():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+    with atomic_files.replacing(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+
+
+def quiet(*_: Any, **__: Any) -> None:
+    """Log nothing, show nothing: what the other ranks do."""
