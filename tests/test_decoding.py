@@ -342,7 +342,7 @@ def test_confidence_is_the_probability_at_commit_time():
 def test_on_pass_sees_every_pass_in_order():
     seen = []
     result = run(
-        [2], [20], 5, "block", on_pass=lambda partial, number: seen.append((number, partial.clone()))
+        [2], [20], 5, "block", on_pass=lambda partial, _, number: seen.append((number, partial.clone()))
     )
     assert [number for number, _ in seen] == [1, 2, 3, 4, 5]
     assert all(torch.equal(partial, row) for (_, partial), row in zip(seen, result.trace, strict=True))

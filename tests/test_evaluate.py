@@ -14,7 +14,8 @@ from imputer.commands import program
 from imputer.commands.evaluate import _side_by_side
 from imputer.data import manifest
 from imputer.data.manifest import Utterance
-from imputer.recognizer import Manner, Recognizer
+from imputer.decoding import Options
+from imputer.recognizer import Recognizer
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,13 @@ def run(monkeypatch, capsys, place):
 
 def test_counts_are_those_of_jiwer(place):
     utterances = list(manifest.Manifest(place / "test.jsonl"))
-    heard = []
+    seconds = []
     result = evaluation.evaluate(
-        Recognizer.from_pretrained(place / "good"), utterances, Manner(4), name="good", heard=heard.append
+        Recognizer.from_pretrained(place / "good"),
+        utterances,
+        Options(4),
+        name="good",
+        advance=seconds.append,
     )
     assert [one.id for one in result.utterances] == [u.id for u in utterances]
     references, hypotheses = zip(*((one.reference, one.hypothesis) for one in result.utterances), strict=True)
@@ -65,7 +70,7 @@ def test_counts_are_those_of_jiwer(place):
     assert result.wer.low <= result.wer.value <= result.wer.high and result.wer.value > 0
     assert sum(one.words.deletions for one in result.utterances) == 3  # the three words that were never said
     assert result.passes == 4 and result.block_size == 4 and 0 < result.real_time_factor < 10
-    assert sum(heard) == pytest.approx(sum(u.duration for u in utterances), abs=0.01)
+    assert sum(seconds) == pytest.approx(sum(u.duration for u in utterances), abs=0.01)
     assert {one.id for one in result.worst(3)} == {"utt-0", "utt-8", "utt-16"}
     assert result.worst(99) == [one for one in result.worst(99) if one.words.total]
 

@@ -20,12 +20,13 @@ from imputer import configs, masking, research, rollin, training
 from imputer.corpora import tones
 from imputer.data import manifest
 from imputer.data.manifest import Manifest
+from imputer.decoding import Options
 from imputer.errors import UsageError
 from imputer.evaluation import scoring
 from imputer.model import Imputer
 from imputer.recognizer import Recognizer
 from imputer.research import bound, datasets, report
-from imputer.research.trainings import How, Lab, Score, Trained, compared, curve, dp, run_name, transcribed
+from imputer.research.trainings import Lab, Score, Trained, compared, curve, dp, run_name, transcribed
 from trainings import imputer
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
@@ -99,7 +100,7 @@ def test_what_is_there_is_not_trained_or_decoded_again(
         raise AssertionError("it was there")
 
     monkeypatch.setattr(training, "train", refuse)
-    monkeypatch.setattr("imputer.experiments.lab.heard", refuse)
+    monkeypatch.setattr("imputer.decoding.decode", refuse)
     before = result(place, "figure5")
     imputer(
         "reproduce", "figure5", "--quick", "--runs", str(place / "runs"), "--output", str(place / "results")
@@ -206,17 +207,17 @@ def test_decoding_is_that_of_the_recogniser(place: Path) -> None:
     lab = Lab(dataset, place / "runs")
     trained = dp(2, from_expert=True)(lab.first)
     utterances = list(Manifest(dataset.test))
-    found = transcribed(trained, dataset, utterances, [How(4, "right_most_last")])
+    found = transcribed(trained, dataset, utterances, [Options(4, "right_most_last")])
     recognizer = Recognizer.from_pretrained(trained.model)
     said = recognizer.transcribe(utterances, block_size=4, strategy="right_most_last")
-    assert [one.text for one in found[How(4, "right_most_last")]] == [one.text for one in said]
+    assert [one.text for one in found[Options(4, "right_most_last")]] == [one.text for one in said]
     assert [p["step"] for p in curve(trained)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_seeds_are_pooled(place: Path) -> None:
     lab = Lab(SMALL(place / "runs"), place / "runs", (0, 1))
-    alone = [replace_seeds(lab, (seed,)).score(lambda t: t.expert(), How(1)) for seed in (0, 1)]
-    both = lab.score(lambda t: t.expert(), How(1))
+    alone = [replace_seeds(lab, (seed,)).score(lambda t: t.expert(), Options(1)) for seed in (0, 1)]
+    both = lab.score(lambda t: t.expert(), Options(1))
     assert len(lab.used) == 2
     assert both.by_seed == [one.wer.value for one in alone]
     assert both.wer.value == pytest.approx(np.mean(both.by_seed))
@@ -228,7 +229,7 @@ def replace_seeds(lab: Lab, seeds: tuple[int, ...]) -> Lab:
 
 def score(*errors: int) -> Score:
     counted = [scoring.Errors(e, 0, 0, 10) for e in errors]
-    return Score(How(1), counted, counted, 1.0, [0.0])
+    return Score(Options(1), counted, counted, 1.0, [0.0])
 
 
 def test_verdicts_follow_the_interval() -> None:

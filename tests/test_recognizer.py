@@ -1,5 +1,6 @@
 """The recogniser, on the language of tones: real audio, a real network, a real tokenizer."""
 
+import copy
 import io
 import re
 import shutil
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 
 import imputer
 import tones
-from imputer import audio, models, recognizer
+from imputer import audio, decoding, models, recognizer
 from imputer.alignments import collapse
 from imputer.audio import windows
-from imputer.audio.windows import Piece
 from imputer.data.manifest import Utterance
+from imputer.decoding import Decoded, Options
 from imputer.errors import ImputerError, UsageError
 from imputer.recognizer import Recognizer
 
@@ -135,6 +136,107 @@ def test_on_pass_streams_the_rows_of_the_trace(listener):
         assert [rows[item] for rows, _ in seen] == result.trace
 
 
+def test_a_trace_is_the_same_alone_and_in_a_batch(listener):
+    waves = [tones.speak(text, n)[0] for n, text in enumerate(("ba", "goluba lu mi", "midago ba bami luda"))]
+    options = Options(5, trace=True)
+    for wave, together in zip(waves, listener.decode(waves, options), strict=True):
+        (alone,) = listener.decode([wave], options)
+        assert together.alignment == alone.alignment and together.trace == alone.trace
+        assert together.greedy.alignment == alone.greedy.alignment
+        assert np.abs(np.subtract(together.trace_confidence, alone.trace_confidence)).max() < 1e-3
+
+
+@pytest.mark.parametrize("strategy", decoding.STRATEGIES)
+def test_confidences_of_a_trace(listener, strategy):
+    """The last row is the result's; a masked frame has none; the first pass is what greedy CTC decodes."""
+    wave, _ = tones.speak(TEXT, 500)
+    (found,) = listener.decode([wave], Options(6, strategy, trace=True))
+    (greedy,) = listener.decode([wave], Options(1))
+    assert found.trace_confidence[-1] == found.confidence and found.trace[-1] == found.alignment
+    assert found.greedy == greedy
+    masked = [[token == listener.model.mask for token in row] for row in found.trace]
+    assert [[value == 0 for value in row] for row in found.trace_confidence] == masked
+
+
+def test_decoding_can_be_cancelled_between_passes(listener):
+    passes = []
+    with pytest.raises(decoding.Cancelled):
+        listener.decode(
+            [tones.speak(TEXT, 500)[0]],
+            Options(8),
+            on_pass=lambda number, *_: passes.append(number),
+            cancelled=lambda: len(passes) == 3,
+        )
+    assert passes == [1, 2, 3]
+
+
+def test_a_waveform_that_is_too_short_fails_alone(listener):
+    seen = []
+    waves = [np.zeros(0, np.float32), tones.speak(TEXT, 500)[0]]
+    first, second = listener.decode(waves, Options(4), on_pass=lambda *now: seen.append(now))
+    assert isinstance(first, ImputerError) and "less than one frame" in str(first)
+    assert listener.transcript(second, 1.0).text == TEXT
+    assert [rows[0] for _, rows, _ in seen] == [[]] * 4 and seen[-1][1][1] == second.alignment
+
+
+@pytest.fixture
+def poisoned():
+    """A network that gives NaN once it has committed a token of the word "mi", and only then."""
+    network = copy.deepcopy(tones.trained())
+    tokens = set(tones.vocabulary().encode("mi")) - set(tones.vocabulary().encode("ba lu goluba bada luda"))
+    with torch.no_grad():
+        network.embedding.weight[list(tokens)] = torch.nan
+    return Recognizer(network, tones.vocabulary())
+
+
+@pytest.mark.parametrize("strategy", ["block", "annealing", "adaptive"])
+def test_a_recording_for_which_the_network_gives_nan_is_named_and_the_others_go_on(
+    poisoned, tmp_path, strategy
+):
+    texts = ["ba lu goluba", "mi mi ba", "bada luda"]
+    paths = [tmp_path / f"{n}.wav" for n in range(3)]
+    for seed, (path, text) in enumerate(zip(paths, texts, strict=True)):
+        soundfile.write(path, tones.speak(text, 30 + seed)[0], tones.RATE)
+    found = dict(poisoned.each(paths, Options(16, strategy)))
+    assert [found[0].text, found[2].text] == [texts[0], texts[2]]
+    assert isinstance(found[1], ImputerError)
+    assert str(found[1]).startswith(f"{paths[1]}: the network gave NaN") and "\n" not in str(found[1])
+    with pytest.raises(ImputerError, match="NaN"):
+        poisoned.transcribe(paths[1], block_size=16)
+
+
+def test_the_rows_of_a_failed_recording_are_not_shown(poisoned):
+    seen = []
+    waves = [tones.speak("ba lu", 30)[0], tones.speak("mi mi", 31)[0]]
+    _, failed = poisoned.decode(waves, Options(16), on_pass=lambda *now: seen.append(now))
+    assert isinstance(failed, ImputerError)
+    assert seen[0][1][1] and not seen[-1][1][1] and seen[-1][1][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"block_size": 0}, "block size"),
+        ({"block_size": True}, "block size"),
+        ({"block_size": 2.5}, "block size"),
+        ({"strategy": "blocks"}, "right_most_last"),
+        ({"strategy": "adaptive", "strategy_options": (("treshold", 0.5),)}, "threshold"),
+        ({"strategy_options": (("by", 1.0),)}, "takes none"),
+        ({"beam": 0}, "beam"),
+        ({"n_best": -1}, "n_best"),
+        ({"hotwords": "Imputer"}, "list of words"),
+    ],
+)
+def test_bad_options_are_refused_when_they_are_made(given, named):
+    with pytest.raises(UsageError, match=named):
+        Options(**given)
+
+
+def test_options_are_values():
+    assert Options(8, hotwords=["a"]) == Options(8, hotwords=("a",)) and len({Options(), Options()}) == 1
+    assert Options(8, "adaptive", strategy_options=(("threshold", 0.5),)).name == "adaptive-8-threshold=0.5"
+
+
 def test_the_acoustic_part_runs_once(listener, monkeypatch):
     calls = {"encode": 0, "impute": 0}
     for name in calls:
@@ -223,7 +325,7 @@ def test_windows_that_hear_the_same_join_to_the_same(data):
             at = int(place) - start + data.draw(st.integers(-1, 1))
             if 0 <= at < len(heard):
                 heard[at] = token
-        pieces.append(Piece(heard, [1.0] * len(heard), 1))
+        pieces.append(Decoded(heard, [1.0] * len(heard), 1))
     joined = windows.join(pieces, hop)
     assert len(joined.alignment) == total
     expected = [t for place, t in zip(places, tokens, strict=True)]
@@ -268,7 +370,7 @@ def test_bad_audio(listener, tmp_path, wav):
         listener.transcribe(not_audio)
     with pytest.raises(ImputerError, match="empty"):
         listener.transcribe(np.zeros(0, np.float32))
-    with pytest.raises(ImputerError, match="20 ms of sound are less than one frame of 40 ms"):
+    with pytest.raises(ImputerError, match="20 ms of audio are less than one frame of 40 ms"):
         listener.transcribe(np.zeros(320, np.float32))
     with pytest.raises(ImputerError, match="recording 2 of 2"):
         listener.transcribe_batch([np.zeros(1600, np.float32), np.zeros(3, np.float32)])

@@ -26,11 +26,12 @@ from hypothesis import given, strategies
 
 import tones
 from imputer import decoding, transcripts
+from imputer.decoding import Options
 from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
-from imputer.server import engine, metrics, uploads
+from imputer.server import metrics, uploads
 from imputer.server.app import folders
-from imputer.server.batcher import BATCH_COST_SECONDS, Ask, Batcher, Job, Window, choose
+from imputer.server.batcher import BATCH_COST_SECONDS, Batcher, Job, Window, choose
 from imputer.server.failures import Failure
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
@@ -559,10 +560,10 @@ def test_bad_uploads_do_not_hurt_others(running):
         assert answer.status_code in (400, 415) if n % 2 else answer.json()["text"] == TEXT
 
 
-def job_of(samples, keep=False, size=4):
+def job_of(samples, size=4):
     samples = samples if isinstance(samples, list) else [samples]
     seconds = sum(map(len, samples)) / tones.RATE
-    return Job(Ask("tones", size, "block"), samples, seconds, tones.RATE, keep=keep)
+    return Job("tones", Options(size), samples, seconds, tones.RATE)
 
 
 def batcher_of(listener, **settings):
@@ -570,7 +571,7 @@ def batcher_of(listener, **settings):
 
 
 def test_one_that_breaks_the_batch_breaks_alone(listener):
-    """Samples that make the network give NaN: the batch fails, and is run again one by one."""
+    """Samples that make the network give NaN: that one is refused, the others are answered."""
     good, _ = tones.speak(TEXT, 500)
     broken = np.full(len(good), np.inf, np.float32)
 
@@ -585,38 +586,9 @@ def test_one_that_breaks_the_batch_breaks_alone(listener):
         return results
 
     first, second, third = asyncio.run(run())
-    assert isinstance(second, Failure) and second.status == 500
-    for heard in (first, third):
-        assert engine.whole(listener, heard, 1.0)[0].text == TEXT
-
-
-def test_one_without_features_fails_alone(listener):
-    good, _ = tones.speak(TEXT, 500)
-    first, second = engine.hear(listener, [np.zeros((0,), np.float32), good], block_size=4, strategy="block")
-    assert isinstance(first, Exception)
-    assert engine.whole(listener, [second], 1.0)[0].text == TEXT
-
-
-def test_batched_is_alone(listener):
-    """What is kept of every pass does not depend on the company."""
-    waves = [tones.speak(text, n)[0] for n, text in enumerate(("ba", "goluba lu mi", "midago ba bami luda"))]
-    options = {"block_size": 5, "strategy": "block"}
-    together = engine.hear(listener, waves, keep=[True] * 3, **options)
-    for wave, heard in zip(waves, together, strict=True):
-        (alone,) = engine.hear(listener, [wave], keep=[True], **options)
-        assert heard.piece.alignment == alone.piece.alignment
-        assert heard.piece.trace == alone.piece.trace
-        assert heard.greedy.alignment == alone.greedy.alignment
-        assert np.abs(np.subtract(heard.sureties, alone.sureties)).max() <= 1
-
-
-@pytest.mark.parametrize("strategy", decoding.STRATEGIES)
-def test_sureties_are_the_decoders_confidences(listener, strategy):
-    wave, _ = tones.speak(TEXT, 500)
-    (heard,) = engine.hear(listener, [wave], block_size=6, strategy=strategy, keep=[True])
-    assert heard.sureties[-1] == pytest.approx([1000 * c for c in heard.piece.confidence], abs=0.6)
-    masked = [[token == listener.model.mask for token in row] for row in heard.piece.trace]
-    assert [[surety == 0 for surety in row] for row in heard.sureties] == masked
+    assert isinstance(second, Failure) and second.status == 400 and "NaN" in str(second.message)
+    for (decoded,) in (first, third):
+        assert listener.transcript(decoded, 1.0).text == TEXT
 
 
 def test_a_full_queue_says_when_to_come_back(listener):
@@ -698,28 +670,14 @@ def test_abandoned_while_uploading(folder):
         assert ask(address).json()["text"] == TEXT
 
 
-def test_a_batch_nobody_wants_stops(listener):
-    passes = []
-    with pytest.raises(engine.Abandoned):
-        engine.hear(
-            listener,
-            [tones.speak(TEXT, 500)[0]],
-            block_size=8,
-            strategy="block",
-            watches=[lambda number, *_: passes.append(number)],
-            wanted=lambda: len(passes) < 3,
-        )
-    assert passes == [1, 2, 3]
-
-
 @given(strategies.data())
 def test_choice_of_a_batch(data):
-    """The window due first always goes; whoever goes along asks alike, and padding stays within bounds."""
-    asks = [Ask("a", 8, "block"), Ask("a", 4, "block"), Ask("b", 8, "block")]
+    """The window due first always goes; others have its model and options; padding stays within bounds."""
+    kinds = [("a", Options(8)), ("a", Options(4)), ("a", Options(8, trace=True)), ("b", Options(8))]
     seconds = strategies.floats(0.04, 24.0)
     spec = data.draw(
         strategies.lists(
-            strategies.tuples(strategies.sampled_from(asks), seconds, strategies.floats(0, 9)),
+            strategies.tuples(strategies.sampled_from(kinds), seconds, strategies.floats(0, 9)),
             min_size=1,
             max_size=30,
         )
@@ -729,13 +687,14 @@ def test_choice_of_a_batch(data):
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         waiting = [
-            Window(Job(ask, [], length, tones.RATE, loop=loop), 0, length, 0.0, due)
-            for ask, length, due in spec
+            Window(Job(*kind, [], length, tones.RATE, loop=loop), 0, length, 0.0, due)
+            for kind, length, due in spec
         ]
     batch = choose(waiting, items, 64.0)
     first = min(waiting, key=lambda window: window.due)
     assert batch[0] is first and len(batch) <= items and len(set(map(id, batch))) == len(batch)
-    assert {window.job.ask for window in batch} == {first.job.ask}
+    alike = {(window.job.model, window.job.options) for window in batch}
+    assert alike == {(first.job.model, first.job.options)}
     padded = max(window.seconds for window in batch) * len(batch)
     waste = padded - sum(window.seconds for window in batch)
     assert len(batch) == 1 or (padded <= 64.0 and waste <= (len(batch) - 1) * BATCH_COST_SECONDS + 1e-6)

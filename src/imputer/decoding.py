@@ -2,6 +2,7 @@
 
 ``impute`` runs the passes. A strategy is one small function that is shown the state of a pass and says
 which masked frames are committed in it. To add one, write the function and put it in ``STRATEGIES``.
+``decode`` is what everybody calls who has a network: acoustic frames and ``Options`` in, one result per item out.
 
 A pass costs one evaluation of the network, whatever the length; ``block_size`` is the paper's B.
 B = 1 is one pass, greedy CTC; B = the number of frames is one frame a pass, in any order.
@@ -9,14 +10,15 @@ B = 1 is one pass, greedy CTC; B = the number of frames is one frame a pass, in 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial as with_options
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from imputer.errors import UsageError
+from imputer.alignments import collapse
+from imputer.errors import ImputerError, UsageError
 
 Step = Callable[[Tensor], Tensor]  # partial (batch, frame) ids -> log_probs (batch, frame, token)
 
@@ -67,13 +69,14 @@ def impute(
     blank: int = 0,
     trace: bool = False,
     generator: torch.Generator | None = None,
-    on_pass: Callable[[Tensor, int], None] | None = None,
+    on_pass: Callable[[Tensor, Tensor, int], None] | None = None,
 ) -> Imputation:
     """Impute a batch of alignments, a = (a_1 .. a_T), from all-mask to complete.
 
-    ``step(partial)`` evaluates p(a_i | a~, x) for every frame, eqn:factorization. ``on_pass(partial, n)`` is
-    called after pass n = 1, 2, ... with the partial alignments as they then stand. An item is decoded alike
-    alone and in a batch, as long as ``step`` treats it alike. Without ``generator`` chance is seeded with 0.
+    ``step(partial)`` evaluates p(a_i | a~, x) for every frame, eqn:factorization. ``on_pass(partial, confidence, n)``
+    is called after pass n = 1, 2, ... with the partial alignments and the probabilities of their committed
+    frames (0 where masked). An item is decoded alike alone and in a batch, as long as ``step`` treats it alike.
+    Without ``generator`` chance is seeded with 0.
     """
     choose = _strategy(strategy)
     _check_block_size(block_size)
@@ -99,7 +102,7 @@ def impute(
         if trace:
             history.append(partial)
         if on_pass is not None:
-            on_pass(partial, number)
+            on_pass(partial, held.exp().masked_fill_(masked | ~inside, 0.0), number)
     confidence = torch.where(inside, held.exp(), 0.0)
     return Imputation(partial, confidence, number, passes_per_item, history if trace else None)
 
@@ -208,6 +211,222 @@ STRATEGIES: dict[str, Strategy] = {
     "annealing_random": with_options(annealing, by="random"),
     "adaptive": adaptive,
 }
+
+
+# Decoding a batch with a network.
+
+
+class Network(Protocol):
+    """What decoding needs of a model, however it is run."""
+
+    vocabulary_size: int
+    blank: int
+    mask: int
+    merge_repeats: bool
+    settings: Any
+    front_end: Any
+
+    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Acoustic frames (batch, frame, channel) and their numbers, once per utterance."""
+
+    def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
+        """log p(a_i | a~, x), once per pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to decode. Equal options can share a batch."""
+
+    block_size: int | None = None  # the paper's B, the number of passes; None: the model's own
+    strategy: str | Strategy = "block"
+    _: KW_ONLY
+    strategy_options: tuple[tuple[str, float], ...] = ()  # keyword arguments of the strategy
+    trace: bool = False  # keep the partial alignment of every pass, and the greedy first pass
+    lm: Any = None  # a language model to search with; None: no search
+    hotwords: tuple[str, ...] = ()  # words and phrases that the search prefers
+    beam: int = 8  # hypotheses of a search
+    n_best: int = 1  # results per recording, best first
+
+    def __post_init__(self) -> None:
+        """Refuse bad values before any audio is read."""
+        if self.block_size is not None:
+            _check_block_size(self.block_size)
+        chosen = _strategy(self.strategy)
+        object.__setattr__(self, "strategy_options", tuple(sorted(dict(self.strategy_options).items())))
+        known = getattr(chosen, "__kwdefaults__", None) or {}
+        for name, _ in self.strategy_options:
+            if name not in known:
+                takes = f"it takes {', '.join(known)}" if known else "it takes none"
+                raise UsageError(f"strategy {self.strategy!r} has no option {name!r}; {takes}")
+        if isinstance(self.hotwords, str):
+            raise UsageError(f"hotwords are a list of words, got the text {self.hotwords!r}")
+        object.__setattr__(self, "hotwords", tuple(self.hotwords))
+        for name, value in (("beam", self.beam), ("n_best", self.n_best)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+    @property
+    def name(self) -> str:
+        """A short name for tables and files: strategy, block size, options of the strategy."""
+        own = [f"{key}={value:g}" for key, value in self.strategy_options]
+        return "-".join([str(self.strategy), str(self.block_size or "own"), *own])
+
+    def passes(self, network: Network) -> int:
+        """The block size to decode with: the one asked for, or the network's own."""
+        return self.block_size or network.settings.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One recording, or one window of it, decoded: lists over its frames."""
+
+    alignment: list[int]
+    confidence: list[float]  # probability of each frame's token in the pass that committed it
+    passes: int
+    trace: list[list[int]] | None = None  # after each pass, token ids, the mask id where still open
+    trace_confidence: list[list[float]] | None = None  # the confidences beside ``trace``, 0 where masked
+    greedy: "Decoded | None" = None  # the likeliest token of every frame in the first pass, with ``trace``
+
+    def tokens(self, network: Network) -> list[int]:
+        """What the alignment spells, beta^-1."""
+        return collapse(self.alignment, blank=network.blank, merge_repeats=network.merge_repeats)
+
+
+class Cancelled(Exception):
+    """Nobody waits for this batch any more."""
+
+
+# Called after pass n = 1, 2, ...: n, the partial alignment of each item, the confidences beside it.
+OnPass = Callable[[int, list[list[int]], list[list[float]]], None]
+
+
+def decode(
+    network: Network,
+    acoustic: Tensor,
+    frame_lengths: Tensor,
+    options: Options | None = None,
+    *,
+    on_pass: OnPass | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> list[Decoded | ImputerError]:
+    """Decode a batch of acoustic frames (batch, frame, channel); one result per item, or what is wrong with it.
+
+    ``on_pass`` is given empty rows for items that failed. ``cancelled`` is asked before every pass; when it says
+    yes, ``Cancelled`` is raised.
+    """
+    options = options or Options()
+    counts: list[int] = frame_lengths.tolist()
+    step = _Passes(network, acoustic, frame_lengths, cancelled)
+    rows: list[list[list[int]]] = []  # (pass, item, frame)
+    confidences: list[list[list[float]]] = []
+
+    def record(partial: Tensor, confidence: Tensor, number: int) -> None:
+        now, sure = _without_padding(partial, counts), _without_padding(confidence, counts)
+        for item in step.failed:
+            now[item], sure[item] = [], []
+        if options.trace:
+            rows.append(now)
+            confidences.append(sure)
+        if on_pass is not None:
+            on_pass(number, now, sure)
+
+    result = impute(
+        step,
+        frame_lengths,
+        block_size=options.passes(network),
+        strategy=with_options(_strategy(options.strategy), **dict(options.strategy_options)),
+        mask=network.mask,
+        blank=network.blank,
+        on_pass=record if options.trace or on_pass is not None else None,
+    )
+    passes = result.passes_per_item.tolist()
+    alignments = _without_padding(result.alignment, counts)
+    confidence = _without_padding(result.confidence, counts)
+    greedy = step.greedy(counts) if options.trace else [None] * len(counts)
+    return [
+        step.failed.get(item)
+        or Decoded(
+            alignments[item],
+            confidence[item],
+            passes[item],
+            [row[item] for row in rows[: passes[item]]] if options.trace else None,
+            [row[item] for row in confidences[: passes[item]]] if options.trace else None,
+            greedy[item],
+        )
+        for item in range(len(counts))
+    ]
+
+
+class _Passes:
+    """The network as the ``step`` of ``impute``, over the items that are neither done nor failed."""
+
+    def __init__(
+        self,
+        network: Network,
+        acoustic: Tensor,
+        frame_lengths: Tensor,
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        self.network, self.frame_lengths = network, frame_lengths
+        self.acoustic = acoustic[:, : int(frame_lengths.max()) if len(frame_lengths) else 0]
+        self.cancelled = cancelled
+        self.failed: dict[int, ImputerError] = {}
+        self.alive = torch.ones(len(frame_lengths), dtype=torch.bool, device=frame_lengths.device)
+        self.number = 0
+        self.first: tuple[Tensor, Tensor] | None = None  # probability and token of every frame in pass 1
+
+    def __call__(self, partial: Tensor) -> Tensor:
+        if self.cancelled is not None and self.cancelled():
+            raise Cancelled
+        self.number += 1
+        masked = partial == self.network.mask  # (batch, frame)
+        left = masked.any(1) & self.alive  # (batch,)
+        log_probs = self._evaluate(partial, left)
+        if bool(log_probs.sum().isnan()):
+            self._set_aside(log_probs, masked)
+            # A failed item is filled in with anything, so that the others finish.
+            log_probs = log_probs.masked_fill(~self.alive[:, None, None], 0.0)
+        if self.number == 1:
+            scores, tokens = log_probs.max(2)
+            self.first = scores.exp(), tokens
+        return log_probs
+
+    def _set_aside(self, log_probs: Tensor, masked: Tensor) -> None:
+        """Fail the items whose masked frames hold a NaN."""
+        for item, frame in (log_probs.isnan().any(2) & masked).nonzero().tolist():
+            if self.alive[item]:
+                self.alive[item] = False
+                self.failed[item] = ImputerError(
+                    f"the network gave NaN (not a number) at frame {frame} of {int(self.frame_lengths[item])}, "
+                    f"pass {self.number}: the recording or the weights hold values out of range"
+                )
+
+    def _evaluate(self, partial: Tensor, left: Tensor) -> Tensor:
+        network = self.network
+        if bool(left.all()):
+            return network.impute(self.acoustic, self.frame_lengths, partial)
+        log_probs = self.acoustic.new_zeros((*partial.shape, network.mask))
+        if bool(left.any()):
+            frames = int(self.frame_lengths[left].max())
+            found = network.impute(
+                self.acoustic[left, :frames], self.frame_lengths[left], partial[left, :frames]
+            )
+            log_probs = log_probs.to(found.dtype)
+            log_probs[left, :frames] = found
+        return log_probs
+
+    def greedy(self, counts: list[int]) -> list[Decoded | None]:
+        """What greedy CTC makes of each item."""
+        if self.first is None:  # no item has a frame
+            return [Decoded([], [], 0) for _ in counts]
+        confidence, tokens = self.first
+        rows = zip(_without_padding(tokens, counts), _without_padding(confidence, counts), strict=True)
+        return [Decoded(alignment, sure, 1) for alignment, sure in rows]
+
+
+def _without_padding(rows: Tensor, counts: list[int]) -> list[list[Any]]:
+    """(batch, frame) -> a list per item, as long as the item."""
+    return [row[:n] for row, n in zip(rows.tolist(), counts, strict=True)]
 
 
 def likeliest_per_block(scores: Tensor, candidates: Tensor, block_size: int) -> Tensor:

@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, overload
+from typing import Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import configs, decoding, models, transcripts
+from imputer import decoding, models, transcripts
 from imputer.audio import windows
-from imputer.audio.windows import Piece
 from imputer.data.recordings import Audio, Recording, Waveform, mono, open_recording
+from imputer.decoding import Decoded, Network, Options
 from imputer.errors import ImputerError, UsageError
 from imputer.transcripts import Transcript
 from imputer.vocabulary import Vocabulary
@@ -32,43 +32,7 @@ BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordi
 AHEAD = 256  # recordings that are sorted by length together
 
 Runtime = Literal["torch", "onnx", "onnx-int8"]
-OnPass = Callable[[list[list[str]], int], None]
-
-
-class Network(Protocol):
-    """What decoding needs of a model, however it is run."""
-
-    vocabulary_size: int
-    blank: int
-    mask: int
-    merge_repeats: bool
-    settings: configs.Model
-    front_end: Any
-
-    def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Acoustic frames, once an utterance."""
-
-    def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
-        """log p(a_i | a~, x), once a pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How to decode."""
-
-    block_size: int | None = None  # None: the model's own
-    strategy: str | decoding.Strategy = "block"
-    trace: bool = False
-    on_pass: OnPass | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse before any audio is read what decoding would refuse."""
-        size = 1 if self.block_size is None else self.block_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"block size must be a whole number of at least 1, got {size!r}")
-        if isinstance(self.strategy, str) and self.strategy not in decoding.STRATEGIES:
-            known = ", ".join(decoding.STRATEGIES)
-            raise UsageError(f"unknown strategy {self.strategy!r}; known are {known}")
+OnSymbols = Callable[[list[list[str]], int], None]
 
 
 class Recognizer:
@@ -156,7 +120,7 @@ class Recognizer:
         done: dict[int, Transcript] = {}
         for place, result in self.each(
             sources,
-            Manner(block_size, strategy, trace),
+            Options(block_size, strategy, trace=trace),
             sample_rate=sample_rate,
             window=window,
             overlap=overlap,
@@ -169,21 +133,20 @@ class Recognizer:
     def each(
         self,
         sources: Iterable[Audio],
-        manner: Manner | None = None,
+        options: Options | None = None,
         *,
         sample_rate: int | None = None,
         window: float | None = None,
         overlap: float | None = None,
-        heard: Callable[[float], None] | None = None,
+        advance: Callable[[float], None] | None = None,
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
         """Yield (place, transcript), or (place, what is wrong with it), for every recording when it is done.
 
         Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is not that of the sources,
-        but not far from it either, and the sources may be without end. ``heard(seconds)`` is told of every batch.
+        but not far from it either, and the sources may be without end. ``advance(seconds)`` is called after every
+        batch with the seconds of audio in it.
         """
-        window = self.window_seconds if window is None else window
-        overlap = min(OVERLAP_SECONDS, window / 4) if overlap is None else overlap
-        frames, hop = windows.in_frames(window, overlap, self.frame_seconds)
+        frames, hop = self.window_frames(window, overlap)
         if sample_rate is not None and not 0 < sample_rate < math.inf:
             raise UsageError(f"sample_rate is samples a second, more than 0, got {sample_rate}")
         place, waiting = 0, iter(sources)
@@ -193,15 +156,14 @@ class Recognizer:
                 for source in group:
                     try:
                         recording = open_recording(source, stack, sample_rate, self.sample_rate)
-                        self._check_length(recording.seconds, recording.name)
                         cuts += self._cuts(place, recording, frames, hop)
                     except ImputerError as error:
                         yield place, error
                     place += 1
                 for batch in _batches(cuts):
-                    yield from self._decode_cuts(batch, hop, manner or Manner())
-                    if heard:
-                        heard(sum(cut.seconds for cut in batch))
+                    yield from self._decode_cuts(batch, hop, options or Options())
+                    if advance:
+                        advance(sum(cut.seconds for cut in batch))
 
     def transcribe_batch(
         self,
@@ -210,20 +172,28 @@ class Recognizer:
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
         trace: bool = False,
-        on_pass: OnPass | None = None,
+        on_pass: OnSymbols | None = None,
     ) -> list[Transcript]:
         """Transcribe recordings (samples,) at the model's rate as one batch, each whole.
 
         ``on_pass(rows, number)`` is called after pass 1, 2, ... with one list of symbols a recording: a piece,
         "_" for blank or "∅" for mask in every frame.
         """
-        manner = Manner(block_size, strategy, trace, on_pass)
         samples = [mono(waveform) for waveform in waveforms]
-        lengths = [len(one) / self.sample_rate for one in samples]
-        for number, seconds in enumerate(lengths, 1):
-            self._check_length(seconds, f"recording {number} of {len(samples)}")
-        pieces = self._decode(samples, manner)
-        return [self.transcript(piece, seconds) for piece, seconds in zip(pieces, lengths, strict=True)]
+
+        def show(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
+            if on_pass is not None:
+                on_pass([self.symbols(row) for row in partial], number)
+
+        results = self.decode(
+            samples, Options(block_size, strategy, trace=trace), on_pass=show if on_pass else None
+        )
+        whole = []
+        for number, (one, result) in enumerate(zip(samples, results, strict=True), 1):
+            if isinstance(result, ImputerError):
+                raise ImputerError(f"recording {number} of {len(samples)}: {result}")
+            whole.append(self.transcript(result, len(one) / self.sample_rate))
+        return whole
 
     def symbols(self, partial: Sequence[int]) -> list[str]:
         """One symbol a frame of a partial alignment: a piece, "_" for blank, "∅" for mask."""
@@ -235,53 +205,74 @@ class Recognizer:
         return [_Cut(job, number, *span) for number, span in enumerate(spans)]
 
     def _decode_cuts(
-        self, cuts: Sequence["_Cut"], hop: int, manner: Manner
+        self, cuts: Sequence["_Cut"], hop: int, options: Options
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
         """Decode a batch of windows; yield the recordings that are complete with it, or broken."""
-        heard, samples = [], []
+        taken, samples = [], []
         for cut in cuts:
             if cut.job.broken:
                 continue
             try:
                 samples.append(cut.job.recording.samples(cut.offset, cut.seconds))
-                heard.append(cut)
+                taken.append(cut)
             except ImputerError as error:
                 cut.job.broken = True
                 yield cut.job.place, error
-        for cut, piece in zip(heard, self._decode(samples, manner), strict=True):
-            cut.job.pieces[cut.number] = piece
-        for job in {cut.job.place: cut.job for cut in heard}.values():
+        for cut, result in zip(taken, self.decode(samples, options), strict=True):
+            if isinstance(result, Decoded):
+                cut.job.pieces[cut.number] = result
+            elif not cut.job.broken:
+                cut.job.broken = True
+                yield cut.job.place, ImputerError(f"{cut.job.recording.name}: {result}")
+        for job in {cut.job.place: cut.job for cut in taken}.values():
             pieces = [piece for piece in job.pieces if piece is not None]
             if not job.broken and len(pieces) == len(job.pieces):
                 whole = windows.join(pieces, hop, self.model.blank)
                 yield job.place, self.transcript(whole, job.recording.seconds)
 
     @torch.inference_mode()
-    def _decode(self, samples: Sequence[np.ndarray], manner: Manner) -> list[Piece]:
-        """The two hops of decoding, batch -> impute; the acoustic part runs once."""
-        if not samples:
-            return []
-        model, on_pass = self.model, manner.on_pass
-        acoustic, frame_lengths = self.encode(
-            [model.front_end.extract(torch.from_numpy(one)) for one in samples]
-        )
-        counts: list[int] = frame_lengths.tolist()
+    def decode(
+        self,
+        waveforms: Sequence[np.ndarray],
+        options: Options | None = None,
+        *,
+        on_pass: decoding.OnPass | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[Decoded | ImputerError]:
+        """Decode waveforms (samples,) as one batch, each whole: per waveform a result, or what is wrong with it.
 
-        def show(partial: Tensor, number: int) -> None:
-            rows = zip(partial.tolist(), counts, strict=True)
-            on_pass([self.symbols(row[:n]) for row, n in rows], number)  # type: ignore[misc]
+        The acoustic part runs once. ``on_pass`` and ``cancelled`` are those of ``decoding.decode``; a waveform that
+        failed before the first pass has no frames in what ``on_pass`` is given.
+        """
+        results: dict[int, Decoded | ImputerError] = {}
+        features: dict[int, Tensor] = {}
+        for place, waveform in enumerate(waveforms):
+            try:
+                self._check_length(len(waveform) / self.sample_rate)
+                features[place] = self.model.front_end.extract(torch.from_numpy(waveform))
+            except ImputerError as error:
+                results[place] = error
 
-        result = decoding.impute(
-            step_over(model, acoustic, frame_lengths),
-            frame_lengths,
-            block_size=manner.block_size or model.settings.block_size,
-            strategy=manner.strategy,
-            mask=model.mask,
-            blank=model.blank,
-            trace=manner.trace,
-            on_pass=show if on_pass else None,
-        )
-        return pieces(result, counts)
+        def show(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
+            rows, sure = (
+                dict(zip(features, partial, strict=True)),
+                dict(zip(features, confidence, strict=True)),
+            )
+            places = range(len(waveforms))
+            on_pass(number, [rows.get(p, []) for p in places], [sure.get(p, []) for p in places])  # type: ignore[misc]
+
+        if features:
+            acoustic, frame_lengths = self.encode(list(features.values()))
+            found = decoding.decode(
+                self.model,
+                acoustic,
+                frame_lengths,
+                options,
+                on_pass=show if on_pass else None,
+                cancelled=cancelled,
+            )
+            results |= zip(features, found, strict=True)
+        return [results[place] for place in range(len(waveforms))]
 
     def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames."""
@@ -290,26 +281,46 @@ class Recognizer:
         acoustic, frame_lengths = self.model.encode(padded.to(self.device), lengths.to(self.device))
         return acoustic[:, : int(frame_lengths.max())], frame_lengths
 
-    def transcript(self, piece: Piece, seconds: float) -> Transcript:
+    def transcript(self, decoded: Decoded, seconds: float) -> Transcript:
         """What an alignment of a recording of so many seconds spells, with the times and confidences of its words."""
         return transcripts.from_alignment(
-            piece.alignment,
-            piece.confidence,
+            decoded.alignment,
+            decoded.confidence,
             self.vocabulary,
             frame_seconds=self.frame_seconds,
             seconds=seconds,
-            passes=piece.passes,
+            passes=decoded.passes,
             blank=self.model.blank,
             merge_repeats=self.model.merge_repeats,
-            trace=piece.trace,
+            trace=decoded.trace,
             mask=self.model.mask,
         )
 
-    def _check_length(self, seconds: float, name: str) -> None:
+    def window_frames(self, window: float | None = None, overlap: float | None = None) -> tuple[int, int]:
+        """A window and the way to the next one, in frames, from seconds; the model's own if not given."""
+        window = self.window_seconds if window is None else window
+        overlap = min(OVERLAP_SECONDS, window / 4) if overlap is None else overlap
+        return windows.in_frames(window, overlap, self.frame_seconds)
+
+    def cut(self, waveform: np.ndarray) -> list[np.ndarray]:
+        """The windows of a recording in memory; a short one is its own only window."""
+        rate = self.sample_rate
+        spans = windows.spans(len(waveform) / rate, *self.window_frames(), self.frame_seconds)
+        return [waveform[round(a * rate) : round(a * rate) + max(1, round(b * rate))] for a, b in spans]
+
+    def join(self, pieces: Sequence[Decoded]) -> Decoded:
+        """One result out of those of the windows of ``cut``."""
+        return windows.join(pieces, self.window_frames()[1], self.model.blank)
+
+    def block_starts(self, pieces: Sequence[Decoded], options: Options) -> list[int]:
+        """Frames of the joined result at which a block begins."""
+        hop = self.window_frames()[1]
+        return windows.block_starts(pieces, hop, options.passes(self.model), self.model.blank)
+
+    def _check_length(self, seconds: float) -> None:
         if seconds < self.frame_seconds - 1e-9:
             raise ImputerError(
-                f"{name}: {seconds * 1000:.3g} ms of sound are less than one frame of "
-                f"{self.frame_seconds * 1000:.3g} ms"
+                f"{seconds * 1000:.3g} ms of audio are less than one frame of {self.frame_seconds * 1000:.3g} ms"
             )
 
 
@@ -322,29 +333,13 @@ def _device(name: str) -> torch.device:
         raise UsageError(f"device {name!r} cannot be used here ({reason}); cpu always can") from error
 
 
-def step_over(model: Network, acoustic: Tensor, frame_lengths: Tensor) -> decoding.Step:
-    """A pass of the network over the items that are not done yet; the others are given no thought."""
-
-    def step(partial: Tensor) -> Tensor:
-        left = (partial == model.mask).any(1)  # (batch,)
-        if bool(left.all()):
-            return model.impute(acoustic, frame_lengths, partial)
-        frames = int(frame_lengths[left].max())
-        found = model.impute(acoustic[left, :frames], frame_lengths[left], partial[left, :frames])
-        log_probs = found.new_zeros((*partial.shape, found.shape[2]))
-        log_probs[left, :frames] = found
-        return log_probs
-
-    return step
-
-
 @dataclass
 class _Job:
     """A recording on its way through: the windows that are done, and None for those that are not."""
 
     place: int
     recording: Recording
-    pieces: list[Piece | None] = field(default_factory=list)
+    pieces: list[Decoded | None] = field(default_factory=list)
     broken: bool = False
 
 
@@ -368,19 +363,3 @@ def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
         batch.append(cut)
     if batch:
         yield batch
-
-
-def pieces(result: decoding.Imputation, counts: Sequence[int]) -> list[Piece]:
-    """An imputation of a batch as one piece an item, without the padding."""
-    alignments, confidences = result.alignment.tolist(), result.confidence.tolist()
-    passes = result.passes_per_item.tolist()
-    history = None if result.trace is None else [row.tolist() for row in result.trace]  # (pass, batch, frame)
-    return [
-        Piece(
-            alignments[item][:n],
-            confidences[item][:n],
-            passes[item],
-            None if history is None else [row[item][:n] for row in history[: passes[item]]],
-        )
-        for item, n in enumerate(counts)
-    ]

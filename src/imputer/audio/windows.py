@@ -6,22 +6,15 @@ matter of choosing one frame in it.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
+from imputer.decoding import Decoded
 from imputer.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The imputation of one window: lists over its frames."""
-
-    alignment: list[int]
-    confidence: list[float]
-    passes: int
-    trace: list[list[int]] | None = None  # after each pass, (frame,) ids
+Value = TypeVar("Value")
 
 
 def in_frames(window: float, overlap: float, frame_seconds: float) -> tuple[int, int]:
@@ -46,35 +39,48 @@ def spans(seconds: float, window: int, hop: int, frame_seconds: float) -> Iterat
         start = number * hop * frame_seconds
 
 
-def join(pieces: Sequence[Piece], hop: int, blank: int = 0) -> Piece:
-    """One imputation out of those of windows ``hop`` frames apart; it took the passes of the slowest."""
+def join(pieces: Sequence[Decoded], hop: int, blank: int = 0) -> Decoded:
+    """One result out of those of windows ``hop`` frames apart; it took the passes of the slowest."""
     if len(pieces) == 1:
         return pieces[0]
-    handovers = [hop + _handover(left, right, hop, blank) for left, right in pairwise(pieces)]
-    # Of each window: from where its left neighbour hands over to where its right neighbour takes over.
-    starts = [0, *(frame - hop for frame in handovers)]
-    kept = [slice(a, b) for a, b in zip(starts, [*handovers, len(pieces[-1].alignment)], strict=True)]
+    parts = kept([piece.alignment for piece in pieces], hop, blank)
     passes = max(piece.passes for piece in pieces)
-    traced = all(piece.trace for piece in pieces)
-    return Piece(
-        [token for piece, part in zip(pieces, kept, strict=True) for token in piece.alignment[part]],
-        [value for piece, part in zip(pieces, kept, strict=True) for value in piece.confidence[part]],
+    greedy = [piece.greedy for piece in pieces if piece.greedy is not None]
+    return Decoded(
+        _joined([piece.alignment for piece in pieces], parts),
+        _joined([piece.confidence for piece in pieces], parts),
         passes,
-        [_row(pieces, kept, number) for number in range(passes)] if traced else None,
+        _joined_passes([piece.trace for piece in pieces], parts, passes),
+        _joined_passes([piece.trace_confidence for piece in pieces], parts, passes),
+        join(greedy, hop, blank) if len(greedy) == len(pieces) else None,
     )
+
+
+def kept(alignments: Sequence[Sequence[int]], hop: int, blank: int = 0) -> list[slice]:
+    """The frames that each window contributes: from where its left neighbour hands over to where its right does."""
+    handovers = [hop + _handover(left, right, hop, blank) for left, right in pairwise(alignments)]
+    starts = [0, *(frame - hop for frame in handovers)]
+    return [slice(a, b) for a, b in zip(starts, [*handovers, len(alignments[-1])], strict=True)]
+
+
+def block_starts(pieces: Sequence[Decoded], hop: int, block_size: int, blank: int = 0) -> list[int]:
+    """Frames of the joined result at which a block begins; every window begins one of its own."""
+    parts = kept([piece.alignment for piece in pieces], hop, blank)
+    slots = _joined([[f % block_size for f in range(len(piece.alignment))] for piece in pieces], parts)
+    return [f for f in range(len(slots)) if f == 0 or slots[f] != slots[f - 1] + 1]
 
 
 def seam(left: Sequence[int], right: Sequence[int], blank: int = 0, *, slack: int = 3) -> int:
     """The frame of an overlap from which on to believe the right window rather than the left.
 
-    A token that both windows heard, at most ``slack`` frames apart, must not be heard twice or lost: the seam
-    does not fall between its two places. Of such seams it takes one whose next tokens on either side are heard
-    by both windows, then the one that has the most silence around it and lies near the middle, where both
-    windows know what comes before and after.
+    A token that both windows have, at most ``slack`` frames apart, must not be doubled or lost: the seam does not
+    fall between its two places. Of such seams it takes one whose next tokens on either side are in both windows,
+    then the one that has the most silence around it and lies near the middle, where both windows have context on
+    both sides.
     """
     a = [(frame, token) for frame, token in enumerate(left) if token != blank]
     b = [(frame, token) for frame, token in enumerate(right) if token != blank]
-    pairs = _heard_by_both(a, b, slack)
+    pairs = _found_by_both(a, b, slack)
     agreed_left, agreed_right = {i for i, _ in pairs}, {j for _, j in pairs}
     spoken = [frame for frame, _ in a + b]
 
@@ -90,18 +96,28 @@ def seam(left: Sequence[int], right: Sequence[int], blank: int = 0, *, slack: in
     return max(range(len(left) + 1), key=worth)
 
 
-def _handover(left: Piece, right: Piece, hop: int, blank: int) -> int:
-    overlap = min(len(left.alignment) - hop, len(right.alignment))
-    return seam(left.alignment[hop : hop + overlap], right.alignment[:overlap], blank)
+def _handover(left: Sequence[int], right: Sequence[int], hop: int, blank: int) -> int:
+    overlap = min(len(left) - hop, len(right))
+    return seam(left[hop : hop + overlap], right[:overlap], blank)
 
 
-def _row(pieces: Sequence[Piece], kept: Sequence[slice], number: int) -> list[int]:
-    """All windows after a pass; a window that was done earlier stays as it is."""
-    rows = [(piece.trace or [])[min(number, piece.passes - 1)] for piece in pieces]
-    return [token for row, part in zip(rows, kept, strict=True) for token in row[part]]
+def _joined(rows: Sequence[Sequence[Value]], parts: Sequence[slice]) -> list[Value]:
+    return [value for row, part in zip(rows, parts, strict=True) for value in row[part]]
 
 
-def _heard_by_both(
+def _joined_passes(
+    traces: Sequence[list[list[Value]] | None], parts: Sequence[slice], passes: int
+) -> list[list[Value]] | None:
+    """All windows after each pass; a window that was done earlier stays as it is."""
+    known = [trace for trace in traces if trace]
+    if len(known) < len(traces):
+        return None
+    return [
+        _joined([trace[min(number, len(trace) - 1)] for trace in known], parts) for number in range(passes)
+    ]
+
+
+def _found_by_both(
     a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]], slack: int
 ) -> list[tuple[int, int]]:
     """Pairs of equal tokens at most ``slack`` frames apart, in order: as many as possible, as close as possible."""

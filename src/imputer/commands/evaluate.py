@@ -72,7 +72,8 @@ def evaluate(
 
     from imputer import evaluation
     from imputer.data.manifest import Manifest
-    from imputer.recognizer import Manner, Recognizer
+    from imputer.decoding import Options
+    from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
     if limit is not None and limit < 1:
@@ -84,7 +85,7 @@ def evaluate(
 
         torch.set_num_threads(threads)
     sizes: list[int | None] = [*block_size] if block_size else [None]
-    manners = [Manner(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
+    ways = [Options(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
     corpus = Manifest(manifest)
     for problem in corpus.problems:
         print(f"imputer: {problem}", file=sys.stderr)
@@ -103,7 +104,7 @@ def evaluate(
     results: list[list[Evaluation]] = []
     for name, recognizer in models:
         _warn_of_strange_letters(recognizer, utterances)
-        results.append([_measured(recognizer, utterances, manner, name, clock) for manner in manners])
+        results.append([_measured(recognizer, utterances, options, name, clock) for options in ways])
     others = [_beside(name, rival, utterances, clock) for name, rival in rivals]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
@@ -125,7 +126,7 @@ def evaluate(
 def _measured(
     recognizer: "Recognizer",
     utterances: list["Utterance"],
-    manner: Any,
+    options: Any,
     name: str,
     clock: Callable[[], float],
 ) -> "Evaluation":
@@ -133,10 +134,10 @@ def _measured(
     from imputer.support import progress
 
     total = round(sum(utterance.duration for utterance in utterances))
-    title = f"{name}, {manner.strategy} {manner.block_size or recognizer.model.settings.block_size}"
+    title = f"{name}, {options.strategy} {options.passes(recognizer.model)}"
     with progress.bar(title, total, unit="s") as advance:
         return _of_something(
-            evaluation.evaluate(recognizer, utterances, manner, name=name, heard=advance, clock=clock)
+            evaluation.evaluate(recognizer, utterances, options, name=name, advance=advance, clock=clock)
         )
 
 
@@ -167,11 +168,12 @@ def _beside(
     name: str, rival: "Recognizer | Peer", utterances: list["Utterance"], clock: Callable[[], float]
 ) -> "Evaluation":
     from imputer import evaluation
-    from imputer.recognizer import Manner, Recognizer
+    from imputer.decoding import Options
+    from imputer.recognizer import Recognizer
     from imputer.support import progress
 
     if isinstance(rival, Recognizer):
-        return _measured(rival, utterances, Manner(1), name, clock)
+        return _measured(rival, utterances, Options(1), name, clock)
     total = round(sum(utterance.duration for utterance in utterances))
     with progress.bar(name, total, unit="s") as advance:
         return _of_something(evaluation.evaluate_peer(rival, utterances, advance))

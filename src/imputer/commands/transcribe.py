@@ -86,10 +86,11 @@ def transcribe(
     figure
         Draw the same as a picture, .svg, .png or .pdf, of one recording.
     """
-    from imputer.recognizer import Manner, Recognizer
+    from imputer.decoding import Options
+    from imputer.recognizer import Recognizer
 
     # A bad option is told before anything is read.
-    manner = Manner(block_size, strategy, trace=show or figure is not None)
+    options = Options(block_size, strategy, trace=show or figure is not None)
     sources = list(_sources(files))
     if figure and (len(sources) > 1 or figure.suffix.lower() not in PICTURES):
         raise UsageError(f"--figure {figure}: a picture is of one recording, and ends in .svg, .png or .pdf")
@@ -99,7 +100,7 @@ def transcribe(
     _probe(targets, figure)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
     failures: list[ImputerError] = []
-    for source, result in _in_order(recognizer, sources, manner, window, overlap):
+    for source, result in _in_order(recognizer, sources, options, window, overlap):
         if isinstance(result, ImputerError):
             print(f"imputer: {result}", file=sys.stderr)
             failures.append(result)
@@ -178,7 +179,7 @@ def _probe(targets: dict[Source, Path], figure: Path | None) -> None:
 def _in_order(
     recognizer: "Recognizer",
     sources: list[Source],
-    manner: Any,
+    options: Any,
     window: float | None,
     overlap: float | None,
 ) -> Iterator[tuple[Source, Any]]:
@@ -189,7 +190,7 @@ def _in_order(
     following = 0
     with progress.bar("transcribing", _seconds(sources), unit="s") as advance:
         done = recognizer.each(
-            (source.audio for source in sources), manner, window=window, overlap=overlap, heard=advance
+            (source.audio for source in sources), options, window=window, overlap=overlap, advance=advance
         )
         for place, result in done:
             waiting[place] = result

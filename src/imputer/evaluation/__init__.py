@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from imputer.data.batching import read_utterance
 from imputer.data.manifest import Utterance
+from imputer.decoding import Options
 from imputer.errors import ImputerError
 from imputer.evaluation import scoring
-from imputer.recognizer import Manner, Recognizer
+from imputer.recognizer import Recognizer
 
 if TYPE_CHECKING:
     from imputer.evaluation.baselines import Peer
@@ -20,7 +21,7 @@ WHOLE_SECONDS = 60.0  # utterances up to here are decoded in one piece, as the p
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One utterance: what was said, what was heard."""
+    """One utterance: reference, hypothesis and errors."""
 
     id: str
     reference: str
@@ -90,18 +91,18 @@ class Evaluation:
 def evaluate(
     recognizer: Recognizer,
     utterances: Sequence[Utterance],
-    manner: Manner | None = None,
+    options: Options | None = None,
     *,
     name: str = "",
-    heard: Callable[[float], None] | None = None,
+    advance: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Evaluation:
     """Decode and score utterances; those that cannot be read are kept apart with the reason."""
-    manner = manner or Manner()
+    options = options or Options()
     scored: dict[int, Scored] = {}
     failed: dict[str, ImputerError] = {}
     started = clock()
-    for place, result in recognizer.each(utterances, manner, heard=heard, window=WHOLE_SECONDS):
+    for place, result in recognizer.each(utterances, options, advance=advance, window=WHOLE_SECONDS):
         utterance = utterances[place]
         if isinstance(result, ImputerError):
             failed[utterance.id] = result
@@ -109,8 +110,8 @@ def evaluate(
         scored[place] = score(utterance, result.text, result.passes)
     return Evaluation(
         name,
-        manner.block_size or recognizer.model.settings.block_size,
-        manner.strategy if isinstance(manner.strategy, str) else str(manner.strategy),
+        options.passes(recognizer.model),
+        str(options.strategy),
         [scored[place] for place in sorted(scored)],
         clock() - started,
         failed,
@@ -118,7 +119,7 @@ def evaluate(
 
 
 def evaluate_peer(
-    peer: "Peer", utterances: Sequence[Utterance], heard: Callable[[float], None]
+    peer: "Peer", utterances: Sequence[Utterance], advance: Callable[[float], None]
 ) -> Evaluation:
     """The same for somebody else's recogniser, by processor time."""
     scored: list[Scored] = []
@@ -129,12 +130,12 @@ def evaluate_peer(
             scored.append(score(utterance, *peer.transcribe(read_utterance(utterance))))
         except ImputerError as error:
             failed[utterance.id] = error
-        heard(utterance.duration)
+        advance(utterance.duration)
     return Evaluation(peer.name, 0, peer.strategy, scored, time.process_time() - started, failed)
 
 
 def score(utterance: Utterance, text: str, passes: int) -> Scored:
-    """What was heard beside what was said."""
+    """A hypothesis beside the reference."""
     words, characters = scoring.word_errors, scoring.character_errors
     return Scored(
         *(utterance.id, utterance.text, text, utterance.duration, passes),

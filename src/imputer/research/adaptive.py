@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research import plots
 from imputer.research.report import Claim, difference, score_rows, table
-from imputer.research.trainings import How, Lab, Trainings, compared
+from imputer.research.trainings import Lab, Trainings, compared
 
 TITLE = "Adaptive decoding"
 QUESTION = "How many passes does it take, if every pass commits all it is sure of?"
@@ -17,12 +18,12 @@ THRESHOLDS = (0.5, 0.7, 0.9, 0.95, 0.99)
 
 def run(lab: Lab) -> dict[str, Any]:
     """The main table's DP model: block decoding at several sizes, adaptive at 8 with several thresholds."""
-    fixed = [How(size) for size in SIZES]
-    free = [How(8, "adaptive", (("threshold", threshold),)) for threshold in THRESHOLDS]
+    fixed = [Options(size) for size in SIZES]
+    free = [Options(8, "adaptive", strategy_options=(("threshold", threshold),)) for threshold in THRESHOLDS]
     scores = lab.scores(Trainings.main, [*fixed, *free])
-    names = {how: f"block, {how.block_size}" for how in fixed}
-    names |= {how: f"adaptive, {dict(how.options)['threshold']:g}" for how in free}
-    by_name = {names[score.how]: score for score in scores}
+    names = {way: f"block, {way.block_size}" for way in fixed}
+    names |= {way: f"adaptive, {dict(way.strategy_options)['threshold']:g}" for way in free}
+    by_name = {names[score.options]: score for score in scores}
     return {
         "rows": [score.row(name) for name, score in by_name.items()],
         "comparison": compared(

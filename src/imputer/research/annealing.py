@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import Claim, difference, expects, no_better, score_rows, table
-from imputer.research.trainings import How, Lab, Maker, Trainings, compared, dp
+from imputer.research.trainings import Lab, Maker, Trainings, compared, dp
 
 TITLE = "Simulated annealing decoding"
 QUESTION = "Does it help to take commitments back, for a model that has converged and for one that has not?"
 DATASET = "libri"
-WAYS = {"block": How(8), "by likelihood": How(8, "annealing"), "at random": How(8, "annealing_random")}
+WAYS = {
+    "block": Options(8),
+    "by likelihood": Options(8, "annealing"),
+    "at random": Options(8, "annealing_random"),
+}
 
 
 def run(lab: Lab) -> dict[str, Any]:

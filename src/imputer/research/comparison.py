@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research import plots
 from imputer.research.report import (
     OPEN,
@@ -17,7 +18,7 @@ from imputer.research.report import (
     score_rows,
     table,
 )
-from imputer.research.trainings import How, Lab, Maker, Score, Trainings, compared, curve, dp
+from imputer.research.trainings import Lab, Maker, Score, Trainings, compared, curve, dp
 
 PASSES = (1, 2, 4, 8, 16)
 UNHEARD = 0.8  # a table of models that get most words wrong settles nothing
@@ -64,8 +65,8 @@ def run(lab: Lab) -> dict[str, Any]:
     for name, make in makers(lab).items():
         trained = make(lab.first)
         curves[name] = curve(trained)
-        for score in lab.scores(make, [How(b) for b in ((1,) if name.startswith("CTC") else PASSES)]):
-            passes = score.how.block_size
+        for score in lab.scores(make, [Options(b) for b in ((1,) if name.startswith("CTC") else PASSES)]):
+            passes = score.options.block_size or 0
             scores[name, passes] = score
             rows.append(score.row(f"{name}, {passes}", model=name, steps=trained.steps))
     made = list(makers(lab))

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.display import drawings
 from imputer.research.report import FAILS, HOLDS, OPEN, Claim, difference, percent, rate, table, variants
-from imputer.research.trainings import How, Lab, Score, compared, variant
+from imputer.research.trainings import Lab, Score, compared, variant
 
 TITLE = "Figure 5, the block size of training and decoding"
 QUESTION = "Which block size is best when training and decoding use the same?"
@@ -25,10 +26,10 @@ def run(lab: Lab) -> dict[str, Any]:
     for size in SIZES:
         found = lab.scores(
             variant(block_size=size),
-            [How(size, strategy) for strategy in STRATEGIES],
+            [Options(size, strategy) for strategy in STRATEGIES],
             at_most=lab.dataset.many_passes,
         )
-        scores |= {(score.how.strategy, size): score for score in found}
+        scores |= {(str(score.options.strategy), size): score for score in found}
     return {
         "rows": [score.row(f"{strategy}, {size}") for (strategy, size), score in scores.items()],
         "against_8": {

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.display import drawings
 from imputer.research.figure5 import by_size, lowest
 from imputer.research.report import FAILS, HOLDS, OPEN, Claim, alike, difference, sign
-from imputer.research.trainings import How, Lab, Trainings, compared
+from imputer.research.trainings import Lab, Trainings, compared
 
 TITLE = "Figure 6, the block size of decoding"
 QUESTION = "What do more passes bring to a model that was trained at block size 8?"
@@ -24,13 +25,15 @@ PAPER = {
 
 def run(lab: Lab) -> dict[str, Any]:
     """Decode the main table's DP model at every block size by every strategy."""
-    hows = [How(size) for size in BLOCK_SIZES] + [How(size, strategy) for strategy in PAPER for size in SIZES]
+    ways = [Options(size) for size in BLOCK_SIZES] + [
+        Options(size, strategy) for strategy in PAPER for size in SIZES
+    ]
     scores = lab.scores(
         Trainings.main,
-        hows,
+        ways,
         at_most=lab.dataset.many_passes,
     )
-    named = {(score.how.strategy, score.how.block_size): score for score in scores}
+    named = {(score.options.strategy, score.options.block_size): score for score in scores}
     return {
         "rows": [score.row(f"{strategy}, {size}") for (strategy, size), score in named.items()],
         "next": {

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import Claim, difference, no_better, score_rows, table, variants
-from imputer.research.trainings import How, Lab, compared, variant
+from imputer.research.trainings import Lab, compared, variant
 
 TITLE = "Training with model samples"
 QUESTION = "Does it help to take roll-in alignments from a stale copy of the model itself?"
@@ -15,8 +16,8 @@ REFRESHES = 4  # in a training
 def run(lab: Lab) -> dict[str, Any]:
     """DP on the expert's alignments, and on those of the model, refreshed in the course of training."""
     every = max(1, lab.dataset.analysis_steps // REFRESHES)
-    expert = lab.score(variant(), How(8))
-    stale = lab.score(variant(refresh_every=every), How(8))
+    expert = lab.score(variant(), Options(8))
+    stale = lab.score(variant(refresh_every=every), Options(8))
     names = ("the expert's alignments", f"a stale copy's, every {every} steps")
     return {
         "rows": [expert.row(names[0]), stale.row(names[1])],

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import Claim, alike, difference, expects, score_rows, table, variants
-from imputer.research.trainings import How, Lab, compared, variant
+from imputer.research.trainings import Lab, compared, variant
 
 TITLE = "Expert noise"
 QUESTION = "What does it bring to shift the expert's alignment by up to one frame?"
@@ -15,7 +16,7 @@ SMALL = 0.02  # of the WER: the paper's 0.2 of about 11
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP with each kind of noise."""
-    scores = {name: lab.score(variant(noise=noise), How(8)) for name, noise in NOISES.items()}
+    scores = {name: lab.score(variant(noise=noise), Options(8)) for name, noise in NOISES.items()}
     none = ("none", scores["none"])
     return {
         "rows": [score.row(name) for name, score in scores.items()],

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import FAILS, HOLDS, OPEN, Claim, alike, difference, score_rows, table, variants
-from imputer.research.trainings import How, Lab, compared, variant
+from imputer.research.trainings import Lab, compared, variant
 
 TITLE = "Table 3, masking policies"
 QUESTION = "How much does it matter which frames are masked out in training?"
@@ -21,7 +22,7 @@ PAPER = {"Bernoulli": "11.2", "Uniform": "11.4", "Block": "11.4"}  # dev-other
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP with each policy, decoded in 8 passes; and compared with Block."""
-    scores = {name: lab.score(variant(masking=policy), How(8)) for name, policy in POLICIES.items()}
+    scores = {name: lab.score(variant(masking=policy), Options(8)) for name, policy in POLICIES.items()}
     block = ("Block", scores["Block"])
     return {
         "rows": [score.row(name) for name, score in scores.items()],

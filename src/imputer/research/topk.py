@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import Claim, difference, expects, score_rows, table, variants
-from imputer.research.trainings import How, Lab, compared, variant
+from imputer.research.trainings import Lab, compared, variant
 
 TITLE = "Top-k decoding"
 QUESTION = (
@@ -20,7 +21,7 @@ def run(lab: Lab) -> dict[str, Any]:
     for masking in ("bernoulli", "block"):
         block, top = lab.scores(
             variant(masking=masking),
-            [How(8), How(8, "top_k")],
+            [Options(8), Options(8, "top_k")],
         )
         names = [f"trained with {masking.title()}, {how}" for how in ("block", "top k")]
         rows += [score.row(name) for name, score in zip(names, (block, top), strict=True)]

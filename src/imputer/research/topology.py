@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imputer.decoding import Options
 from imputer.research.report import Claim, difference, expects, score_rows, table
-from imputer.research.trainings import How, Lab, Maker, Score, compared, dp
+from imputer.research.trainings import Lab, Maker, Score, compared, dp
 
 TITLE = "Topology"
 QUESTION = (
@@ -24,8 +25,8 @@ def ctc(steps: int, merge: bool) -> Maker:
 def scored(lab: Lab, merge: bool) -> dict[str, Score]:
     """CTC with the whole budget; the main tables' Imputer, the steps of its expert counted."""
     first, more = lab.dataset.expert_steps, lab.dataset.imputer_steps
-    one, eight = lab.scores(dp(first + more, model={"merge_repeats": merge}), [How(1), How(8)])
-    return {CTC: lab.score(ctc(first + more + first, merge), How(1)), ONE_PASS: one, DP: eight}
+    one, eight = lab.scores(dp(first + more, model={"merge_repeats": merge}), [Options(1), Options(8)])
+    return {CTC: lab.score(ctc(first + more + first, merge), Options(1)), ONE_PASS: one, DP: eight}
 
 
 def run(lab: Lab) -> dict[str, Any]:

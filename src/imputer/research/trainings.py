@@ -9,21 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from imputer import alignments, configs, decoding, evaluation, models, training
+from imputer import configs, decoding, evaluation, models, training
 from imputer.aligner.corpus import align_manifests
 from imputer.configs import NO_AUGMENTATION
 from imputer.data import batching
 from imputer.data.manifest import Manifest, Utterance
+from imputer.decoding import Options
+from imputer.errors import ImputerError
 from imputer.evaluation import scoring
 from imputer.model import Imputer
-from imputer.recognizer import step_over
 from imputer.research import report
 from imputer.research.datasets import DataSet
 from imputer.support import atomic_files, progress
@@ -60,28 +60,10 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class How:
-    """A way to decode."""
-
-    block_size: int
-    strategy: str = "block"
-    options: tuple[tuple[str, float], ...] = ()  # of the strategy
-
-    @property
-    def name(self) -> str:
-        options = [f"{k}={v:g}" for k, v in self.options]
-        return "-".join([self.strategy, str(self.block_size), *options])
-
-    @property
-    def chosen(self) -> decoding.Strategy:
-        return partial(decoding.STRATEGIES[self.strategy], **dict(self.options))
-
-
-@dataclass(frozen=True)
 class Score:
     """How a model, or one model a seed, fared on the test set in one way of decoding."""
 
-    how: How
+    options: Options
     words: list[scoring.Errors]  # of each utterance, summed over seeds
     characters: list[scoring.Errors]
     passes: float  # mean over utterances
@@ -100,9 +82,9 @@ class Score:
         return {
             "name": name,
             **more,
-            "block_size": self.how.block_size,
-            "strategy": self.how.strategy,
-            "options": dict(self.how.options),
+            "block_size": self.options.block_size,
+            "strategy": self.options.strategy,
+            "options": dict(self.options.strategy_options),
             "passes": self.passes,
             "wer": dataclasses.asdict(self.wer),
             "cer": dataclasses.asdict(self.cer),
@@ -159,17 +141,17 @@ class Lab:
         """Those of the first seed, where one model is enough."""
         return self.trainings(self.seeds[0])
 
-    def scores(self, make: "Maker", hows: Sequence[How], *, at_most: int | None = None) -> list[Score]:
+    def scores(self, make: "Maker", ways: Sequence[Options], *, at_most: int | None = None) -> list[Score]:
         """Train what ``make`` says with every seed, and decode the test set in every way."""
         utterances = evaluation.spread(Manifest(self.dataset.test), at_most or self.dataset.scored)
-        heard = [
-            transcribed(make(self.trainings(seed)), self.dataset, utterances, hows) for seed in self.seeds
+        found = [
+            transcribed(make(self.trainings(seed)), self.dataset, utterances, ways) for seed in self.seeds
         ]
-        return [_pooled(how, utterances, [one[how] for one in heard]) for how in hows]
+        return [_pooled(options, utterances, [one[options] for one in found]) for options in ways]
 
-    def score(self, make: "Maker", how: How, *, at_most: int | None = None) -> Score:
+    def score(self, make: "Maker", options: Options, *, at_most: int | None = None) -> Score:
         """The same for one way of decoding."""
-        return self.scores(make, [how], at_most=at_most)[0]
+        return self.scores(make, [options], at_most=at_most)[0]
 
 
 @dataclass(frozen=True)
@@ -335,37 +317,43 @@ def aligned(expert: Trained, dataset: DataSet) -> Path:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What was heard of one utterance."""
+class Hypothesis:
+    """What was recognised of one utterance."""
 
     text: str
     passes: int
 
 
 def transcribed(
-    trained: Trained, dataset: DataSet, utterances: Sequence[Utterance], hows: Sequence[How]
-) -> dict[How, list[Heard]]:
+    trained: Trained, dataset: DataSet, utterances: Sequence[Utterance], ways: Sequence[Options]
+) -> dict[Options, list[Hypothesis]]:
     """Decode utterances in every way; each way is kept in the run folder, so that it is done once."""
     content = _digest([[u.id, u.text] for u in utterances])
-    paths = {how: trained.folder / "heard" / f"{content}-{how.name}.json" for how in hows}
-    missing = [how for how in hows if not paths[how].is_file()]
+    paths = {way: trained.folder / "heard" / f"{content}-{way.name}.json" for way in ways}
+    missing = [way for way in ways if not paths[way].is_file()]
     if missing:
-        ways = ", ".join(how.name for how in missing)
-        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {ways}")
+        names = ", ".join(way.name for way in missing)
+        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {names}")
         network, vocabulary = models.load(trained.model)
         extract = network.front_end.reader(dataset.settings.data, NO_AUGMENTATION, utterances)
         batches = list(encoded(network, utterances, extract, dataset.settings.data.batch_seconds))
-        total = len(batches) * sum(how.block_size for how in missing)
+        total = len(batches) * sum(way.passes(network) for way in missing)
         with progress.bar("decoding", total, unit="passes") as advance:
-            for how in missing:
-                found: dict[int, Heard] = {}
+            for way in missing:
+                found: dict[int, Hypothesis] = {}
                 for indices, acoustic, lengths in batches:
-                    found |= zip(indices, heard(network, vocabulary, acoustic, lengths, how), strict=True)
-                    advance(how.block_size, how.name)
-                with atomic_files.replacing(paths[how]) as temporary:
+                    for place, result in zip(
+                        indices, decoding.decode(network, acoustic, lengths, way), strict=True
+                    ):
+                        if isinstance(result, ImputerError):
+                            raise ImputerError(f"{utterances[place].id}: {result}")
+                        text = vocabulary.decode(result.tokens(network))
+                        found[place] = Hypothesis(text, result.passes)
+                    advance(way.passes(network), way.name)
+                with atomic_files.replacing(paths[way]) as temporary:
                     ordered = [dataclasses.asdict(found[i]) for i in range(len(utterances))]
                     temporary.write_text(json.dumps(ordered))
-    return {how: [Heard(**one) for one in json.loads(path.read_text())] for how, path in paths.items()}
+    return {way: [Hypothesis(**one) for one in json.loads(path.read_text())] for way, path in paths.items()}
 
 
 def encoded(
@@ -385,28 +373,9 @@ def encoded(
         yield batch.indices, acoustic[:, : int(frame_lengths.max())], frame_lengths
 
 
-@torch.inference_mode()
-def heard(
-    network: Imputer, vocabulary: Vocabulary, acoustic: Tensor, frame_lengths: Tensor, how: How
-) -> list[Heard]:
-    """Impute a batch and collapse it to texts."""
-    found = decoding.impute(
-        step_over(network, acoustic, frame_lengths),
-        frame_lengths,
-        block_size=how.block_size,
-        strategy=how.chosen,
-        mask=network.mask,
-    )
-    rows = zip(found.alignment.tolist(), frame_lengths.tolist(), found.passes_per_item.tolist(), strict=True)
-    return [
-        Heard(
-            vocabulary.decode(alignments.collapse(row[:n], merge_repeats=network.merge_repeats)), int(passes)
-        )
-        for row, n, passes in rows
-    ]
-
-
-def _pooled(how: How, utterances: Sequence[Utterance], seeds: Sequence[Sequence[Heard]]) -> Score:
+def _pooled(
+    options: Options, utterances: Sequence[Utterance], seeds: Sequence[Sequence[Hypothesis]]
+) -> Score:
     """Scores of all seeds as one: an utterance's errors are summed over them, and utterances are resampled."""
     words = [[scoring.word_errors(u.text, h.text) for u, h in zip(utterances, s, strict=True)] for s in seeds]
     characters = [
@@ -414,7 +383,7 @@ def _pooled(how: How, utterances: Sequence[Utterance], seeds: Sequence[Sequence[
     ]
     passes = [one.passes for seed in seeds for one in seed]
     return Score(
-        how,
+        options,
         [scoring.total(errors) for errors in zip(*words, strict=True)],
         [scoring.total(errors) for errors in zip(*characters, strict=True)],
         sum(passes) / len(passes),

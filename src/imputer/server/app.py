@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from imputer import models
-from imputer.decoding import STRATEGIES
+from imputer.decoding import STRATEGIES, Decoded, Options
 from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
-from imputer.server import engine, protocol
-from imputer.server.batcher import Ask, Batcher, Job
+from imputer.server import protocol
+from imputer.server.batcher import Batcher, Job
 from imputer.server.failures import Failure
 from imputer.server.guard import Guard, Visit, too_large
 from imputer.server.metrics import Metrics
-from imputer.server.protocol import Wish
+from imputer.server.protocol import TranscriptionRequest
 from imputer.server.settings import Settings
 from imputer.server.uploads import Upload, decode, plain_name, too_long
 
@@ -55,7 +56,7 @@ class Service:
         """Warm up the models, so that the first client waits no longer than others, and open for work."""
         for recognizer in self.recognizers.values():
             silence = np.zeros(recognizer.sample_rate, np.float32)
-            for result in engine.hear(recognizer, [silence, silence[:8000]], block_size=2, strategy="block"):
+            for result in recognizer.decode([silence, silence[:8000]], Options(2)):
                 if isinstance(result, Exception):
                     raise result
         self.batcher.start()
@@ -65,7 +66,7 @@ class Service:
         self.batcher.stop()
         self.decoders.shutdown()
 
-    async def take(self, request: Request) -> tuple[Wish, str, np.ndarray]:
+    async def take(self, request: Request) -> tuple[TranscriptionRequest, str, np.ndarray]:
         """Receive a form: what is asked for, the name of the file, and its samples at the model's rate."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "multipart/form-data":
@@ -76,7 +77,7 @@ class Service:
             )
         async with request.form(max_files=1, max_fields=FORM_FIELDS, max_part_size=FORM_FIELD_BYTES) as form:
             items = form.multi_items()
-            wish = protocol.wish(
+            asked = protocol.parse(
                 [(name, value) for name, value in items if isinstance(value, str) and name != "file"],
                 self.block_sizes,
             )
@@ -84,8 +85,8 @@ class Service:
             if (file.size or 0) > self.settings.max_upload_bytes:
                 raise too_large(self.settings)
             loop = asyncio.get_running_loop()
-            waveform = await loop.run_in_executor(self.decoders, self._decode, file, wish.model)
-        return wish, plain_name(file.filename), waveform
+            waveform = await loop.run_in_executor(self.decoders, self._decode, file, asked.model)
+        return asked, plain_name(file.filename), waveform
 
     def _decode(self, file: UploadFile, model: str) -> np.ndarray:
         recognizer = self.recognizers[model]
@@ -105,14 +106,14 @@ class Service:
             )
         return waveform
 
-    def job(self, wish: Wish, waveform: np.ndarray, *, keep: bool = False) -> Job:
-        recognizer = self.recognizers[wish.model]
+    def job(self, asked: TranscriptionRequest, waveform: np.ndarray, *, trace: bool = False) -> Job:
+        recognizer = self.recognizers[asked.model]
         return Job(
-            Ask(wish.model, wish.block_size, wish.strategy),
-            engine.cut(waveform, recognizer),
+            asked.model,
+            replace(asked.options, trace=trace),
+            recognizer.cut(waveform),
             len(waveform) / recognizer.sample_rate,
             recognizer.sample_rate,
-            keep=keep,
         )
 
     def submit(self, request: Request, job: Job) -> None:
@@ -123,8 +124,8 @@ class Service:
             visit.expecting = False
             self.batcher.expect(-1)
 
-    async def result(self, request: Request, job: Job) -> list[engine.Heard]:
-        """What was heard; ClientDisconnect if the client goes away before that."""
+    async def result(self, request: Request, job: Job) -> list[Decoded]:
+        """The results of the windows; ClientDisconnect if the client goes away before that."""
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({job.done, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,11 +135,13 @@ class Service:
         finally:
             gone.cancel()
 
-    async def events(self, wish: Wish, job: Job, queue: asyncio.Queue) -> AsyncIterator[bytes]:
+    async def events(
+        self, asked: TranscriptionRequest, job: Job, queue: asyncio.Queue
+    ) -> AsyncIterator[bytes]:
         """One event a pass with the partial alignment, one for what it settled of the text, and the end."""
-        recognizer = self.recognizers[wish.model]
-        settled = protocol.Settled(recognizer, len(job.windows), wish.strategy in protocol.REVISING)
-        hop_seconds = engine.window_frames(recognizer)[1] * recognizer.frame_seconds
+        recognizer = self.recognizers[asked.model]
+        settled = protocol.Settled(recognizer, len(job.windows), asked.options.strategy in protocol.REVISING)
+        hop_seconds = recognizer.window_frames()[1] * recognizer.frame_seconds
         while (seen := await queue.get()) is not None:
             window, number, partial, confidence = seen
             mask = recognizer.model.mask
@@ -152,16 +155,16 @@ class Service:
                 confidence=[round(c, 3) for c in confidence],
                 committed=[token != mask for token in partial],
             )
-            if event := _delta(wish, *settled.delta(window, partial, confidence)):
+            if event := _delta(asked, *settled.delta(window, partial, confidence)):
                 yield event
         try:
-            transcript, _ = engine.whole(recognizer, job.done.result(), job.seconds)
+            transcript = recognizer.transcript(recognizer.join(job.done.result()), job.seconds)
         except Failure as failure:
             yield protocol.error_event(failure)
             return
-        if event := _delta(wish, *settled.rest(transcript)):
+        if event := _delta(asked, *settled.rest(transcript)):
             yield event
-        more: dict[str, Any] = {"logprobs": protocol.logprobs(transcript.tokens)} if wish.logprobs else {}
+        more: dict[str, Any] = {"logprobs": protocol.logprobs(transcript.tokens)} if asked.logprobs else {}
         yield protocol.event(
             "transcript.text.done",
             text=transcript.text,
@@ -211,29 +214,28 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
-        wish, name, waveform = await service.take(request)
-        job = service.job(wish, waveform)
-        if wish.stream:
-            return _streamed(service, request, wish, job)
+        asked, name, waveform = await service.take(request)
+        job = service.job(asked, waveform)
+        if asked.stream:
+            return _streamed(service, request, asked, job)
         service.submit(request, job)
-        heard = await service.result(request, job)
-        transcript, _ = engine.whole(service.recognizers[wish.model], heard, job.seconds)
-        body, kind = protocol.answer(wish, transcript, name)
+        recognizer = service.recognizers[asked.model]
+        decoded = recognizer.join(await service.result(request, job))
+        transcript = recognizer.transcript(decoded, job.seconds)
+        body, kind = protocol.answer(asked, transcript, name)
         return Response(body, media_type=kind)
 
     @app.post("/v1/imputations")
     async def imputations(request: Request) -> Response:
-        wish, name, waveform = await service.take(request)
-        recognizer = service.recognizers[wish.model]
-        job = service.job(wish, waveform, keep=True)
+        asked, name, waveform = await service.take(request)
+        recognizer = service.recognizers[asked.model]
+        job = service.job(asked, waveform, trace=True)
         service.submit(request, job)
         drawing = asyncio.get_running_loop().run_in_executor(
             service.decoders, protocol.pictures, waveform, recognizer.sample_rate
         )
-        heard = await service.result(request, job)
-        transcript, trace = engine.whole(recognizer, heard, job.seconds, wish.block_size)
-        assert trace is not None
-        body = protocol.imputation(recognizer, wish, name, transcript, trace, await drawing)
+        results = await service.result(request, job)
+        body = protocol.imputation(recognizer, asked, name, results, job.seconds, await drawing)
         return Response(protocol.dumps(body), media_type="application/json")
 
     @app.get("/v1/models")
@@ -291,22 +293,22 @@ def served_name(folder: Path) -> str:
     return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
 
 
-def _streamed(service: Service, request: Request, wish: Wish, job: Job) -> StreamingResponse:
+def _streamed(service: Service, request: Request, asked: TranscriptionRequest, job: Job) -> StreamingResponse:
     queue: asyncio.Queue = asyncio.Queue()
     job.watch = lambda *seen: queue.put_nowait(seen)
     job.done.add_done_callback(lambda _: queue.put_nowait(None))
     service.submit(request, job)
     return StreamingResponse(
-        service.events(wish, job, queue),
+        service.events(asked, job, queue),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
 
-def _delta(wish: Wish, text: str, tokens: list) -> bytes:
+def _delta(asked: TranscriptionRequest, text: str, tokens: list) -> bytes:
     if not text:
         return b""
-    more = {"logprobs": protocol.logprobs(tokens)} if wish.logprobs else {}
+    more = {"logprobs": protocol.logprobs(tokens)} if asked.logprobs else {}
     return protocol.event("transcript.text.delta", delta=text, **more)
 
 

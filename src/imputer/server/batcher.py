@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from imputer.decoding import Cancelled, Decoded, OnPass, Options
 from imputer.errors import ImputerError
 from imputer.recognizer import Recognizer
-from imputer.server import engine
-from imputer.server.engine import Heard
 from imputer.server.failures import Failure, busy
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
@@ -30,35 +29,26 @@ RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what
 logger = logging.getLogger("uvicorn.error")
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """How a recording is to be transcribed; those that ask alike can go together."""
-
-    model: str
-    block_size: int
-    strategy: str
-
-
 @dataclass(eq=False)
 class Job:
     """A recording on its way through the network. Made in the event loop, filled in by the worker thread."""
 
-    ask: Ask
+    model: str
+    options: Options  # jobs of the same model and options can share a batch
     windows: list[np.ndarray]
     seconds: float  # of the whole recording
     sample_rate: int
-    keep: bool = False  # the trace of all passes
     watch: Callable[[int, int, list[int], list[float]], None] | None = (
         None  # in the event loop: window, pass ...
     )
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     done: asyncio.Future = field(init=False)
-    heard: list[Heard | None] = field(init=False)
+    results: list[Decoded | None] = field(init=False)
     cancelled: bool = False
 
     def __post_init__(self) -> None:
         self.done = self.loop.create_future()
-        self.heard = [None] * len(self.windows)
+        self.results = [None] * len(self.windows)
 
     def tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Have the event loop call ``function``, unless it is gone."""
@@ -67,7 +57,7 @@ class Job:
         except RuntimeError:
             self.cancelled = True
 
-    def finish(self, result: list[Heard] | Exception) -> None:
+    def finish(self, result: list[Decoded] | Exception) -> None:
         """Give the answer, in the event loop."""
         if self.done.done():
             return
@@ -190,10 +180,9 @@ class Batcher:
 
     def _run_batch(self, batch: Sequence[Window]) -> None:
         started = time.monotonic()
-        ask = batch[0].job.ask
         try:
-            results = self._hear(batch, ask)
-        except engine.Abandoned:
+            results: list[Decoded | ImputerError] | list[Exception] = self._decode(batch)
+        except Cancelled:
             return
         except Exception as error:
             if len(batch) > 1:  # one of them spoils it for all: each alone, then
@@ -209,21 +198,19 @@ class Batcher:
         for window, result in zip(batch, results, strict=True):
             self._deliver(window, result)
 
-    def _hear(self, batch: Sequence[Window], ask: Ask) -> list[Heard | Exception]:
-        results = engine.hear(
-            self.recognizers[ask.model],
+    def _decode(self, batch: Sequence[Window]) -> list[Decoded | ImputerError]:
+        recognizer = self.recognizers[batch[0].job.model]
+        results = recognizer.decode(
             [window.job.windows[window.number] for window in batch],
-            block_size=ask.block_size,
-            strategy=ask.strategy,
-            watches=[_watch(window) for window in batch],
-            keep=[window.job.keep for window in batch],
-            wanted=lambda: not all(window.job.cancelled for window in batch),
+            batch[0].job.options,
+            on_pass=_on_pass(batch, recognizer.model.mask),
+            cancelled=lambda: all(window.job.cancelled for window in batch),
         )
-        passes = max((result.piece.passes for result in results if isinstance(result, Heard)), default=0)
+        passes = max((result.passes for result in results if isinstance(result, Decoded)), default=0)
         self.metrics.add("imputer_passes_total", passes)
         return results
 
-    def _deliver(self, window: Window, result: Heard | Exception) -> None:
+    def _deliver(self, window: Window, result: Decoded | Exception) -> None:
         job = window.job
         if job.cancelled:
             return
@@ -231,9 +218,9 @@ class Batcher:
             self.cancel(job)
             job.tell(job.finish, _failure(result))
             return
-        job.heard[window.number] = result
-        finished = [heard for heard in job.heard if heard is not None]
-        if len(finished) == len(job.heard):
+        job.results[window.number] = result
+        finished = [one for one in job.results if one is not None]
+        if len(finished) == len(job.results):
             self.metrics.add("imputer_audio_seconds_total", job.seconds)
             job.tell(job.finish, finished)
 
@@ -248,7 +235,7 @@ def choose(waiting: Sequence[Window], items: int, seconds: float) -> list[Window
     A window goes along if it adds less padding than a batch of its own would cost; most alike first.
     """
     first = min(waiting, key=lambda window: window.due)
-    others = [window for window in waiting if window.job.ask == first.job.ask and window is not first]
+    others = [window for window in waiting if window is not first and _alike(window.job, first.job)]
     others.sort(key=lambda window: (abs(window.seconds - first.seconds), window.due))
     batch, longest = [first], first.seconds
     for window in others:
@@ -263,14 +250,23 @@ def choose(waiting: Sequence[Window], items: int, seconds: float) -> list[Window
     return batch
 
 
-def _watch(window: Window) -> engine.Watch | None:
-    job = window.job
-    if job.watch is None:
+def _alike(one: Job, other: Job) -> bool:
+    return (one.model, one.options) == (other.model, other.options)
+
+
+def _on_pass(batch: Sequence[Window], mask: int) -> OnPass | None:
+    """Send each pass to the jobs that watch, until their window is complete or has failed."""
+    watching = {item: window for item, window in enumerate(batch) if window.job.watch is not None}
+    if not watching:
         return None
 
-    def tell(number: int, partial: list[int], confidence: list[float]) -> None:
-        if not job.cancelled and job.watch is not None:
-            job.tell(job.watch, window.number, number, partial, confidence)
+    def tell(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
+        for item, window in list(watching.items()):
+            job = window.job
+            if partial[item] and not job.cancelled and job.watch is not None:
+                job.tell(job.watch, window.number, number, partial[item], confidence[item])
+            if mask not in partial[item]:
+                del watching[item]
 
     return tell
 

@@ -6,17 +6,15 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from imputer import transcripts
 from imputer.audio import windows
-from imputer.audio.windows import Piece
-from imputer.decoding import STRATEGIES
+from imputer.decoding import STRATEGIES, Decoded, Options
 from imputer.recognizer import Recognizer
-from imputer.server import engine
 from imputer.server.failures import Failure
 from imputer.transcripts import Token, Transcript, Word
 
@@ -52,12 +50,11 @@ REVISING = ("annealing", "annealing_random")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TranscriptionRequest:
     """What a client asks for, checked."""
 
     model: str
-    block_size: int
-    strategy: str
+    options: Options
     response_format: str = "json"
     granularities: tuple[str, ...] = ("segment",)
     stream: bool = False
@@ -65,7 +62,7 @@ class Wish:
     language: str = ""
 
 
-def wish(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) -> Wish:
+def parse(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) -> TranscriptionRequest:
     """The text fields of a form, checked; the first known model is the default."""
     fields: dict[str, list[str]] = {}
     for name, value in items:
@@ -97,10 +94,12 @@ def wish(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) 
     include = [_one_of("include[]", value, ("logprobs",)) for value in fields.get("include", [])]
     if include and response_format != "json":
         raise _bad("include[]", f"include[] goes with response_format json, not {response_format}")
-    return Wish(
+    return TranscriptionRequest(
         model=model,
-        block_size=_block_size(one("block_size", str(default_block_sizes[model]))),
-        strategy=_one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
+        options=Options(
+            _block_size(one("block_size", str(default_block_sizes[model]))),
+            _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
+        ),
         response_format=response_format,
         granularities=granularities or ("segment",),
         stream=stream,
@@ -170,37 +169,37 @@ def _bad(param: str, message: str) -> Failure:
 # Answers.
 
 
-def answer(wish: Wish, transcript: Transcript, name: str) -> tuple[str, str]:
+def answer(asked: TranscriptionRequest, transcript: Transcript, name: str) -> tuple[str, str]:
     """Body and content type of an answer that is not streamed."""
-    if wish.response_format == "text":
+    if asked.response_format == "text":
         return transcripts.txt(transcript, name), "text/plain; charset=utf-8"
-    if wish.response_format == "srt":
+    if asked.response_format == "srt":
         return transcripts.srt(transcript, name), "application/x-subrip; charset=utf-8"
-    if wish.response_format == "vtt":
+    if asked.response_format == "vtt":
         return transcripts.vtt(transcript, name), "text/vtt; charset=utf-8"
-    if wish.response_format == "verbose_json":
-        return dumps(verbose(wish, transcript)), "application/json"
+    if asked.response_format == "verbose_json":
+        return dumps(verbose(asked, transcript)), "application/json"
     body: dict[str, Any] = {"text": transcript.text, "usage": _usage(transcript)}
-    if wish.logprobs:
+    if asked.logprobs:
         body["logprobs"] = logprobs(transcript.tokens)
     return dumps(body), "application/json"
 
 
-def verbose(wish: Wish, transcript: Transcript) -> dict[str, Any]:
+def verbose(asked: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
     """OpenAI's verbose_json; no_speech_prob, temperature and seek are fields of its model and always 0."""
     body: dict[str, Any] = {
         "task": "transcribe",
-        "language": wish.language,
+        "language": asked.language,
         "duration": transcript.seconds,
         "text": transcript.text,
         "usage": _usage(transcript),
     }
-    if "word" in wish.granularities:
+    if "word" in asked.granularities:
         body["words"] = [
             {"word": word.text, "start": word.start, "end": word.end, "confidence": word.confidence}
             for word in transcript.words
         ]
-    if "segment" in wish.granularities:
+    if "segment" in asked.granularities:
         body["segments"] = [
             _segment(number, cue, transcript.tokens)
             for number, cue in enumerate(transcripts.cues(transcript.words))
@@ -266,8 +265,8 @@ class Settled:
 
     def __init__(self, recognizer: Recognizer, count: int, revising: bool) -> None:
         self.recognizer, self.revising = recognizer, revising
-        self.hop = engine.window_frames(recognizer)[1]
-        self.pieces: list[Piece | None] = [None] * count
+        self.hop = recognizer.window_frames()[1]
+        self.pieces: list[Decoded | None] = [None] * count
         self.said = 0
 
     def delta(self, window: int, partial: list[int], confidence: list[float]) -> tuple[str, list[Token]]:
@@ -278,25 +277,25 @@ class Settled:
         settled = partial.index(mask) if mask in partial else len(partial)
         if settled < len(partial) and len(self.pieces) > 1:
             return "", []  # where a window hands over to the next is known when both are whole
-        self.pieces[window] = Piece(partial[:settled], confidence[:settled], 0)
+        self.pieces[window] = Decoded(partial[:settled], confidence[:settled], 0)
         known = self._known()
         if known is None:
             return "", []
-        said = engine.transcript(self.recognizer, known, len(known.alignment) * self.recognizer.frame_seconds)
+        said = self.recognizer.transcript(known, len(known.alignment) * self.recognizer.frame_seconds)
         return self._new(said, said.words[:-1])
 
     def rest(self, transcript: Transcript) -> tuple[str, list[Token]]:
         """What is left when all is done."""
         return self._new(transcript, transcript.words)
 
-    def _known(self) -> Piece | None:
+    def _known(self) -> Decoded | None:
         done = [piece for piece in self.pieces[: self._contiguous()] if piece is not None]
         if not done:
             return None
         piece = windows.join(done, self.hop, self.recognizer.model.blank)
         if len(done) < len(self.pieces):  # the next window may take over anywhere in the overlap
             upto = len(done) * self.hop
-            return Piece(piece.alignment[:upto], piece.confidence[:upto], 0)
+            return Decoded(piece.alignment[:upto], piece.confidence[:upto], 0)
         return piece
 
     def _contiguous(self) -> int:
@@ -318,35 +317,38 @@ class Settled:
 
 def imputation(
     recognizer: Recognizer,
-    wish: Wish,
+    asked: TranscriptionRequest,
     name: str,
-    transcript: Transcript,
-    trace: engine.Trace,
+    windows: Sequence[Decoded],
+    seconds: float,
     pictures: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything the page draws: the passes as changes, greedy CTC beside them, texts to download."""
-    greedy = engine.transcript(recognizer, trace.greedy, transcript.seconds)
+    decoded = recognizer.join(windows)
+    assert decoded.greedy is not None
+    transcript = recognizer.transcript(replace(decoded, trace=None), seconds)
+    greedy = recognizer.transcript(decoded.greedy, seconds)
     return {
         "object": "imputation",
-        "model": wish.model,
+        "model": asked.model,
         "name": name,
         "text": transcript.text,
         "seconds": transcript.seconds,
         "frame_seconds": recognizer.frame_seconds,
-        "frames": len(trace.greedy.alignment),
-        "block_size": wish.block_size,
-        "strategy": wish.strategy,
-        "block_starts": trace.block_starts,
+        "frames": len(decoded.alignment),
+        "block_size": asked.options.block_size,
+        "strategy": asked.options.strategy,
+        "block_starts": recognizer.block_starts(windows, asked.options),
         "merge_repeats": recognizer.model.merge_repeats,
         "blank": transcripts.BLANK,
         "mask": transcripts.MASK,
         "words": [word(item) for item in transcript.words],
-        "passes": list(_changes(recognizer, trace)),
+        "passes": list(_changes(recognizer, decoded)),
         "greedy": {
             "text": greedy.text,
             "words": [word(item) for item in greedy.words],
-            "symbols": recognizer.symbols(trace.greedy.alignment),
-            "confidence": [round(c, 3) for c in trace.greedy.confidence],
+            "symbols": recognizer.symbols(decoded.greedy.alignment),
+            "confidence": [round(c, 3) for c in decoded.greedy.confidence],
         },
         "pictures": pictures,
         "formats": {"txt": transcripts.txt(transcript, name), "srt": transcripts.srt(transcript, name)},
@@ -358,15 +360,15 @@ def word(item: Word) -> dict[str, Any]:
     return {"text": item.text, "start": item.start, "end": item.end, "confidence": item.confidence}
 
 
-def _changes(recognizer: Recognizer, trace: engine.Trace) -> Iterator[dict[str, Any]]:
+def _changes(recognizer: Recognizer, decoded: Decoded) -> Iterator[dict[str, Any]]:
     """Of each pass: the frames it changed, and their symbols and confidences after it."""
-    before: list[int] = [recognizer.model.mask] * len(trace.greedy.alignment)
-    for row, sureties in zip(trace.rows, trace.sureties, strict=True):
+    before: list[int] = [recognizer.model.mask] * len(decoded.alignment)
+    for row, confidence in zip(decoded.trace or [], decoded.trace_confidence or [], strict=True):
         frames = [frame for frame, (old, new) in enumerate(zip(before, row, strict=True)) if old != new]
         yield {
             "frames": frames,
             "symbols": recognizer.symbols([row[frame] for frame in frames]),
-            "confidence": [sureties[frame] / engine.THOUSAND for frame in frames],
+            "confidence": [round(confidence[frame], 3) for frame in frames],
         }
         before = row
 

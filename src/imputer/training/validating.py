@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imputer import alignments, decoding
+from imputer import decoding
 from imputer.configs import NO_AUGMENTATION
 from imputer.data import batching
 from imputer.data.manifest import Utterance
+from imputer.errors import ImputerError
 from imputer.evaluation import scoring
 from imputer.training.run import Run
 
@@ -26,17 +27,11 @@ def validate(run: Run) -> dict[str, Any]:
         texts: dict[int, list[tuple[str, str]]] = {b: [] for b in passes}
         for acoustic, frame_lengths, batch in encoded(run, run.valid, settings.data.valid_utterances):
             for block_size in passes:
-                found = decoding.impute(
-                    lambda partial, a=acoustic, n=frame_lengths: model.impute(a, n, partial),  # type: ignore[misc]
-                    frame_lengths,
-                    block_size=block_size,
-                    strategy="block",
-                    mask=model.mask,
-                )
-                for text, row, n in zip(
-                    batch.texts, found.alignment.tolist(), frame_lengths.tolist(), strict=True
-                ):
-                    tokens = alignments.collapse(row[:n], merge_repeats=model.merge_repeats)
+                found = decoding.decode(model, acoustic, frame_lengths, decoding.Options(block_size))
+                for name, text, one in zip(batch.ids, batch.texts, found, strict=True):
+                    if isinstance(one, ImputerError):  # every word of it counts as missed
+                        print(f"imputer: validation: {name}: {one}", file=sys.stderr)
+                    tokens = [] if isinstance(one, ImputerError) else one.tokens(model)
                     texts[block_size].append((text, run.vocabulary.decode(tokens)))
         for block_size, pairs in texts.items():
             words = scoring.total([scoring.word_errors(reference, written) for reference, written in pairs])
