@@ -1,0 +1,44 @@
+"""Write the parts of the documentation that come out of the program; `make docs` runs it, a test compares."""
+
+import json
+from pathlib import Path
+
+from imputer import configs
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def configuration(page: str) -> str:
+    """docs/configuration.md with the table of every section as the program has it."""
+    for name, section in vars(configs.Config()).items():
+        head, title, rest = page.partition(f"\n## {name}\n")
+        text, _, rest = rest.partition("\n|")
+        _, gap, rest = f"\n{rest}\n".partition("\n\n")
+        page = (
+            f"{head}{title}{text}\n"
+            + "\n".join(section_table(type(section)))
+            + f"{gap}{rest}".rstrip("\n")
+            + "\n"
+        )
+    return page
+
+
+def section_table(kind: type) -> list[str]:
+    rows = [
+        f"| `{key.name}` | `{json.dumps(key.default)}` | {key.takes.replace(' | ', ', ')} | {key.description} |"
+        for key in configs.keys_of(kind)
+    ]
+    return ["| key | default | takes | what it does |", "|---|---|---|---|", *rows]
+
+
+PAGES = {"configuration.md": configuration}
+
+
+def main() -> None:
+    for name, write in PAGES.items():
+        path = DOCS / name
+        path.write_text(write(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
