@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from imputer import audio
+from imputer.audio import reader
 from imputer.errors import ImputerError
 
 RATE = 16000
@@ -218,7 +219,7 @@ def test_few_files_stay_open(tmp_path: Path) -> None:
         path = written(tmp_path / f"{number}.wav", speechlike(0.2), "WAV")
         audio.read(path, offset=0.05, duration=0.1)
     if before:
-        assert len(os.listdir("/proc/self/fd")) <= before + audio.OPEN_FILES + 1
+        assert len(os.listdir("/proc/self/fd")) <= before + reader.OPEN_FILES + 1
 
 
 def test_threads_and_forks_do_not_share_positions(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ def test_workers_leave_signals_to_their_parent(corpus: Path) -> None:
 def test_workers_end_with_a_parent_that_is_killed(corpus: Path) -> None:
     program = f"""
 import multiprocessing, sys
-from imputer.batching import FilterbankExtract, SpeechDataset, batches
-from imputer.manifest import Manifest
+from imputer.data.batching import FilterbankExtract, SpeechDataset, batches
+from imputer.data.manifest import Manifest
 from imputer.vocabulary import Vocabulary
 manifest = Manifest({str(corpus)!r})
 vocabulary = Vocabulary.train([u.text for u in manifest], units="characters")

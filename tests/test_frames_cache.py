@@ -284,7 +284,7 @@ cache = FramesCache({str(folder)!r}, Wide())
 rows, count = 15_000_000, 50_000
 with open(cache.folder / "frames.f16", "wb") as file:
     file.truncate(rows * 288 * 2)
-from imputer.frames_cache import RECORD, SPAN
+from imputer.data.frames_cache import RECORD, SPAN
 import zlib
 keys = np.random.default_rng(0).bytes(16 * count)
 checksum = zlib.crc32(bytes(300 * 288 * 2))

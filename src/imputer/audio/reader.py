@@ -98,7 +98,7 @@ def info(source: Source, *, check: bool = False) -> AudioInfo:
 def write(path: str | Path, samples: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
     """Write mono 16-bit audio in the format of the name's ending, whole or not at all."""
     path = Path(path)
-    # Not through imputer.files: a corpus is thousands of files, and waiting for the disk at each takes longest.
+    # Not through support.atomic_files: a corpus is thousands of files, and waiting for the disk at each takes longest.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,12 +20,13 @@ def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None
     json
         Also write the figures to this file.
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    modules = pkgutil.iter_modules(benchmarks.__path__)
+    names = sorted(module.name.removeprefix("bench_") for module in modules)
     if name != "all" and name not in names:
         raise UsageError(f"no benchmark {name}; there are {', '.join(names)}, and all")
     figures = {}
     for chosen in names if name == "all" else [name]:
-        figures[chosen] = import_module(f"imputer.benchmarks.{chosen}").run(quick)
+        figures[chosen] = import_module(f"{benchmarks.__name__}.bench_{chosen}").run(quick)
     if json:
         from json import dumps
 

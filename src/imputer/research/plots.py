@@ -1,4 +1,4 @@
-"""Line charts for the experiments, in the dress of ``imputer.figures``."""
+"""Line charts for the experiments, in the dress of ``imputer.display.drawings``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
