@@ -1,8 +1,10 @@
 """Both implementations of the lattice against enumeration, and against each other where that is too slow."""
 
 import math
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,6 +125,40 @@ def test_best_among_forbidden_scores_is_still_an_alignment(implementation, case)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(case=cases(most_frames=9), most_cells=st.integers(1, 80))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_best_in_bounded_memory_is_the_same(implementation, case, most_cells):
+    """Ties, forbidden scores and committed frames included."""
+    merge, blank, forced, scores, targets, alignments, committed = case
+    scores = [
+        [[max(float(round(score)), -4.0) if score > -100 else score for score in row] for row in rows]
+        for rows in scores
+    ]
+    log_probs, *rest = tensors_of(scores, targets, alignments, committed, forced)
+    options = {"blank": blank, "merge_repeats": merge, "implementation": implementation}
+    ids, values = lattice.best(log_probs, *rest, **options)
+    bounded_ids, bounded_values = lattice.best(log_probs, *rest, most_cells=most_cells, **options)
+    assert torch.equal(ids, bounded_ids)
+    assert torch.equal(values, bounded_values)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_long_runs_of_the_best_path_are_computed_in_chunks(merge):
+    log_probs, targets, lengths, sizes, _ = random_batch(14, merge, batch=2, frames=300, most=60)
+    whole = lattice.best(log_probs, targets, lengths, sizes, merge_repeats=merge)
+    for most_cells in (1, 200, 1000, 10_000):
+        for implementation in IMPLEMENTATIONS:
+            part = lattice.best(
+                log_probs, targets, lengths, sizes, merge_repeats=merge, most_cells=most_cells,
+                implementation=implementation,
+            )  # fmt: skip
+            assert torch.equal(part[0], whole[0])
+            torch.testing.assert_close(part[1], whole[1], rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="most_cells must be at least 1, got 0"):
+        lattice.best(log_probs, targets, lengths, sizes, most_cells=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(case=cases(most_frames=12, forced=True))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_zero_scores_count_compatible_alignments(implementation, case):
@@ -214,6 +250,23 @@ def test_first_and_second_derivatives(implementation, merge, rate):
     log_probs.requires_grad_()
     assert torch.autograd.gradcheck(totals, (log_probs,))
     assert torch.autograd.gradgradcheck(totals, (log_probs,))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("frames", [2, 4])
+def test_third_derivatives(implementation, merge, frames):
+    draw = torch.Generator().manual_seed(15)
+    log_probs = torch.randn(1, frames, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    direction = torch.randn(2, 1, frames, 3, generator=draw, dtype=torch.float64)
+    arguments = (torch.tensor([[1, 2][: frames // 2]]), torch.tensor([frames]), torch.tensor([frames // 2]))
+
+    def curvature(scores):
+        total = lattice.total(scores, *arguments, merge_repeats=merge, implementation=implementation).sum()
+        (slope,) = torch.autograd.grad(total, scores, create_graph=True)
+        return torch.autograd.grad((slope * direction[0]).sum(), scores, create_graph=True)[0]
+
+    assert torch.autograd.gradcheck(curvature, (log_probs,))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -397,6 +450,46 @@ def test_an_empty_batch_and_a_wholly_committed_one(implementation):
     torch.testing.assert_close(totals, torch.where(kept, chosen, 0.0).sum(1))
 
 
+EXTREME = [math.nan, math.inf, 1e300, 1e10, 1e8, -1e12, -2e13, -1e14, -1e40, -math.inf]
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_both_implementations_agree_on_extreme_scores(case, data):
+    merge, blank, forced, scores, targets, alignments, committed = case
+    for _ in range(data.draw(st.integers(1, 4))):
+        row = data.draw(st.sampled_from(data.draw(st.sampled_from(scores))))
+        row[data.draw(st.integers(0, TOKENS - 1))] = data.draw(st.sampled_from(EXTREME))
+    log_probs, *rest = tensors_of(scores, targets, alignments, committed, forced)
+    results = []
+    for implementation in IMPLEMENTATIONS:
+        options = {"blank": blank, "merge_repeats": merge, "implementation": implementation}
+        totals = lattice.total(log_probs, *rest, **options)
+        shares = lattice.posteriors(log_probs, *rest, **options)
+        results.append((totals, shares, *lattice.best(log_probs, *rest, **options)))
+    # At 1e12 a float64 resolves 1e-4 nats.
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@given(case=cases(infeasible=False), bad=st.sampled_from([math.nan, math.inf]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_scores_that_no_alignment_uses_have_no_effect(implementation, case, bad):
+    _, blank, forced, scores, _, alignments, committed = case
+    targets = [list(oracle.collapse(a, blank, False)) for a in alignments]
+    expected = []
+    for item, rows in enumerate(scores):
+        many = listed(targets[item], alignments[item], committed[item], forced, blank, False)
+        expected.append(oracle.log_sum(many, rows))
+        for frame, row in enumerate(rows):
+            used = {alignment[frame] for alignment in many}
+            rows[frame] = [row[token] if token in used else bad for token in range(TOKENS)]
+    log_probs, *rest = tensors_of(scores, targets, alignments, committed, forced)
+    totals = lattice.total(log_probs, *rest, blank=blank, implementation=implementation)
+    assert totals.tolist() == pytest.approx(expected, abs=1e-10)
+
+
 def test_nan_scores_are_not_hidden():
     for implementation in IMPLEMENTATIONS:
         log_probs = torch.zeros(1, 5, 3)
@@ -482,3 +575,73 @@ def test_implementation_is_checked():
 def test_importing_the_objectives_does_not_import_the_compiler():
     code = "import sys, imputer.objectives, imputer.alignments; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None  # importing either raises ImportError
+import torch
+from imputer import lattice, objectives
+batch = torch.load(sys.argv[1])
+scores = batch["log_probs"].requires_grad_()
+rest = [batch[name] for name in ("targets", "frame_lengths", "target_lengths", "alignments", "committed")]
+total = lattice.total(scores, *rest, merge_repeats=True)
+total.sum().backward()
+objectives.imitation(scores, batch["alignments"], batch["frame_lengths"])
+for call in (
+    lambda: lattice.total(scores, *rest, merge_repeats=True, implementation="kernel"),
+    lambda: lattice.total(scores, rest[0] * 0, *rest[1:]),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+found = [total.detach(), scores.grad, *lattice.best(scores, *rest, merge_repeats=True)]
+torch.save([*found, lattice.count(*rest, merge_repeats=True)], sys.argv[2])
+"""
+
+
+def test_the_torch_implementation_works_without_numba(tmp_path):
+    log_probs, targets, lengths, sizes, alignments = random_batch(16, True)
+    kept = masking.block(lengths, block_size=8, generator=torch.Generator().manual_seed(0), width=90)
+    forcing = (targets, lengths, sizes, alignments, kept)
+    names = ("log_probs", "targets", "frame_lengths", "target_lengths", "alignments", "committed")
+    torch.save(dict(zip(names, (log_probs, *forcing), strict=True)), tmp_path / "batch")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMBA, str(tmp_path / "batch"), str(tmp_path / "found")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 'implementation "kernel" needs numba' in done.stdout
+    assert "targets[0, 0] = 0 is not a token" in done.stdout
+    expected = [
+        lattice.total(log_probs, *forcing, merge_repeats=True),
+        lattice.posteriors(log_probs, *forcing, merge_repeats=True),
+        *lattice.best(log_probs, *forcing, merge_repeats=True),
+        lattice.count(*forcing, merge_repeats=True),
+    ]
+    for one, other in zip(torch.load(tmp_path / "found"), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_compiled_code_is_not_reused_after_a_change_in_another_file(tmp_path):
+    """The cache of a function must depend on the files it takes constants and inlined functions from."""
+    package = tmp_path / "imputer"
+    shutil.copytree(
+        Path(lattice.__file__).parent, package / "lattice", ignore=shutil.ignore_patterns("*cache*")
+    )
+    (package / "__init__.py").touch()
+    code = (
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); from imputer.lattice.runs import list_runs;"
+        "states, one = np.array([[-2, -2, 0]], np.int32), np.array([3]);"
+        "print(list_runs(states, one, one, np.empty((0, 5), np.int64)))"
+    )
+
+    def runs_found():
+        command = [sys.executable, "-P", "-c", code, str(tmp_path)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert runs_found() == 0  # -2 is not the state of a masked frame
+    arguments = package / "lattice" / "arguments.py"
+    arguments.write_text(arguments.read_text().replace("MASKED = -1", "MASKED = -2"))
+    assert runs_found() == 1

@@ -1,7 +1,7 @@
-"""The objectives, as exact log-likelihoods in nats: (batch,), one number an utterance.
+"""The objectives, as exact log-likelihoods in nats: (batch,), one number per utterance.
 
-Their gradients take log_probs as an independent tensor: nothing assumes that it came from a softmax.
-An infeasible item gives -inf and a zero gradient; ``imputer.alignments.feasible`` tells which those are.
+Their gradients treat log_probs as an independent tensor: it need not be the output of a softmax.
+An infeasible item gives -inf and a zero gradient; ``imputer.alignments.feasible`` finds these items.
 The shapes and types of the arguments are those of ``imputer.lattice``.
 """
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from imputer import lattice
-from imputer.lattice.checks import check_integers, check_log_probs
 
 
 def ctc(
@@ -50,32 +49,14 @@ def dynamic_programming(
 
 
 def imitation(log_probs: Tensor, alignments: Tensor, frame_lengths: Tensor) -> Tensor:
-    """log p(a | a~, x), eqn:efficient_imitation_learning: the expert's own alignment and no other."""
-    inside = _check_imitation(log_probs, alignments, frame_lengths)
+    """log p(a | a~, x), eqn:efficient_imitation_learning: the expert's alignment only."""
+    from imputer.lattice.arguments import check_imitation
+
+    inside = check_imitation(log_probs, alignments, frame_lengths)
     ids = torch.where(inside, alignments, 0).long()
     scores = log_probs.gather(2, ids[:, :, None])[:, :, 0]  # (batch, frame)
     exact = torch.float32 if log_probs.device.type == "mps" else torch.float64
     totals = torch.where(inside, scores, 0).sum(1, dtype=exact)
-    # An alignment of probability zero pulls nowhere.
+    # An alignment of probability zero has a zero gradient.
     totals = torch.where(totals == -torch.inf, totals.detach(), totals)
     return totals.to(torch.float64 if log_probs.dtype == torch.float64 else torch.float32)
-
-
-def _check_imitation(log_probs: Tensor, alignments: Tensor, frame_lengths: Tensor) -> Tensor:
-    """(batch, frame) bool: the frames that count. One look at the values, so one wait for a GPU."""
-    check_log_probs(log_probs)
-    batch, frames, tokens = log_probs.shape
-    alignments = check_integers("alignments", alignments, (batch, frames))
-    lengths = check_integers("frame_lengths", frame_lengths, (batch,)).to(alignments.device)
-    inside = torch.arange(frames, device=alignments.device) < lengths[:, None]
-    wrong_length = (lengths < 0) | (lengths > frames)
-    wrong_id = inside & ((alignments < 0) | (alignments >= tokens))
-    if not (wrong_length.any() | wrong_id.any()).item():
-        return inside
-    if wrong_length.any():
-        item = int(wrong_length.nonzero()[0])
-        raise ValueError(
-            f"frame_lengths[{item}] = {lengths[item]} is not in 0..{frames}, the frames of log_probs"
-        )
-    item, frame = wrong_id.nonzero()[0].tolist()
-    raise ValueError(f"alignments[{item}, {frame}] = {alignments[item, frame]} is not in 0..{tokens - 1}")

@@ -14,7 +14,7 @@ def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None
     Parameters
     ----------
     name
-        objectives, features, batching, training, decoding, serving or paper_size; all runs every one.
+        objectives, arithmetic, features, batching, training, decoding, serving or paper_size; all runs every one.
     quick
         Smaller sizes and fewer rounds: to see that it runs, not to quote.
     json

@@ -1,16 +1,19 @@
 """The dynamic programme over alignments: sum, best and count, for both topologies, with committed frames.
 
-One recursion (docs/maths.md), two implementations with one interface: ``kernel`` (compiled, CPU) and ``tensors``
-(plain torch, any device). Both split the lattice at the committed frames into independent runs and touch only
-the cells an alignment can reach. Arguments, here and in ``imputer.objectives``:
+One recursion (docs/maths.md), two implementations with one interface: ``kernel`` (compiled with numba, CPU) and
+``tensors`` (plain torch, any device, no numba). Both split the lattice at the committed frames into independent runs
+and compute only the cells an alignment can reach. Arguments, here and in ``imputer.objectives``:
 
     log_probs       (batch, frame, token)  float32, float64, bfloat16 or float16; any strides
-    targets         (batch, target)        token ids; what lies beyond target_lengths is ignored
+    targets         (batch, target)        token ids; values beyond target_lengths are ignored
     frame_lengths   (batch,)
     target_lengths  (batch,)
     alignments      (batch, frame)         whole alignments that collapse to their targets
-    committed       (batch, frame)         True where the alignment's *state* is given; None: nothing is
+    committed       (batch, frame)         True where the alignment's *state* is given; None: nowhere
     merge_repeats   False: delete blanks (the paper's); True: first merge repeats (classical CTC)
+
+Scores need not be normalised. Below -1.2e13 they count as -inf; above 1e9, +inf included, they count as NaN. Only the
+scores of cells that the token counts allow are read: a NaN elsewhere has no effect.
 """
 
 from types import ModuleType
@@ -36,7 +39,8 @@ def total(
 ) -> Tensor:
     """(batch,) log of the summed probability of all alignments that agree with the committed states, in nats.
 
-    -inf, with a zero gradient, where there is none. float64 for float64 scores, else float32.
+    -inf, with a zero gradient, where there is none; NaN where a NaN score is read. float64 for float64 scores, else
+    float32. Differentiable any number of times.
     """
     from imputer.lattice import plan
 
@@ -77,7 +81,7 @@ def posteriors(
         ones = torch.ones(
             batch.shape[0], dtype=torch.float64 if log_probs.device.type == "cpu" else torch.float32
         )
-        return module.spread(shares, batch, ones.to(log_probs.device), log_probs.dtype)
+        return module.scatter(shares, batch, ones.to(log_probs.device), log_probs.dtype)
 
 
 def best(
@@ -90,23 +94,29 @@ def best(
     *,
     blank: int = 0,
     merge_repeats: bool = False,
+    most_cells: int = 20_000_000,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The most probable alignments (batch, frame) that agree with the committed states, and their log
     probabilities (batch,).
 
-    Scores are added in float64. Ties are settled from the last frame back: the highest state wins, so tokens come
-    as early as they can. Frames beyond the length, and items without any alignment (-inf), are blank. Where the
-    best alignment has probability zero, it is one with the fewest forbidden frames, and its score is -inf; NaN
+    Scores are added in float64. Ties are resolved from the last frame back: the highest state wins, so tokens come
+    as early as possible. Frames beyond the length, and items without any alignment (-inf), are blank. If the best
+    alignment has probability zero, the result is one with the fewest forbidden frames, and its score is -inf; NaN
     scores count as forbidden.
+
+    ``most_cells`` bounds the memory of long inputs: back pointers are held for that many (frame, token) cells at a
+    time. A larger lattice is computed twice, from checkpoints; the result is the same.
     """
     from imputer.lattice import plan
 
+    if most_cells < 1:
+        raise ValueError(f"most_cells must be at least 1, got {most_cells}")
     batch = plan.make(
         log_probs, targets, frame_lengths, target_lengths, alignments, committed, blank, merge_repeats
     )
     with torch.no_grad():
-        ids, scores = _module(implementation, log_probs).best(log_probs, batch)
+        ids, scores = _module(implementation, log_probs).best(log_probs, batch, most_cells)
     return ids, scores.to(_result_type(log_probs))
 
 
@@ -134,19 +144,23 @@ def count(
 
 
 def _module(implementation: Implementation, log_probs: Tensor) -> ModuleType:
-    """The implementation asked for; "auto" takes the compiled one for what lies in the machine's own memory."""
+    """The requested implementation; "auto" is the compiled one for CPU tensors where numba is installed."""
+    from imputer.lattice.compilation import AVAILABLE
+
+    if implementation not in ("auto", "kernel", "tensors"):
+        raise ValueError(f'implementation must be "auto", "kernel" or "tensors", got {implementation!r}')
     on_cpu = log_probs.device.type == "cpu"
     if implementation == "kernel" and not on_cpu:
         raise ValueError(f'implementation "kernel" works on CPU tensors, log_probs is on {log_probs.device}')
-    if implementation not in ("auto", "kernel", "tensors"):
-        raise ValueError(f'implementation must be "auto", "kernel" or "tensors", got {implementation!r}')
-    if implementation == "kernel" or (implementation == "auto" and on_cpu):
-        from imputer.lattice import kernel
+    if implementation == "kernel" and not AVAILABLE:
+        raise ValueError('implementation "kernel" needs numba: pip install numba, or use "tensors"')
+    if implementation == "tensors" or not (on_cpu and AVAILABLE):
+        from imputer.lattice import tensors
 
-        return kernel
-    from imputer.lattice import tensors
+        return tensors
+    from imputer.lattice import kernel
 
-    return tensors
+    return kernel
 
 
 def _result_type(log_probs: Tensor) -> torch.dtype:
@@ -154,7 +168,7 @@ def _result_type(log_probs: Tensor) -> torch.dtype:
 
 
 class _Total(torch.autograd.Function):
-    """Sum over alignments, with its posteriors as gradient: found going forward, kept only where they are not 0."""
+    """Sum over alignments. Its gradient, the posteriors, is computed in the forward pass and stored sparsely."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, plan: Any, module: ModuleType) -> Tensor:
@@ -165,12 +179,12 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scales: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():  # a second derivative is wanted, so the posteriors must know their origin
+        if torch.is_grad_enabled():  # for higher derivatives, autograd differentiates the posteriors
             from imputer.lattice import tensors
 
             (log_probs,) = ctx.saved_tensors
             _, shares = tensors.total(log_probs, ctx.plan, True)
             assert shares is not None
-            return tensors.spread(shares, ctx.plan, scales, log_probs.dtype), None, None
+            return tensors.scatter(shares, ctx.plan, scales, log_probs.dtype), None, None
         dtype = ctx.saved_tensors[0].dtype
-        return ctx.module.spread(ctx.posteriors, ctx.plan, scales, dtype), None, None
+        return ctx.module.scatter(ctx.posteriors, ctx.plan, scales, dtype), None, None

@@ -7,7 +7,7 @@ machine disturb less. ``limit`` is the time just to read log_probs once and to w
 import ctypes
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -135,7 +135,7 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
     }
 
 
-def least(competitors: list[Callable[[], None]], rounds: int) -> list[float]:
+def least(competitors: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Each competitor's least CPU time in milliseconds; they take turns, after one turn to warm up."""
     times = [float("inf")] * len(competitors)
     for turn in range(rounds + 1):

@@ -1,0 +1,57 @@
+"""Compilation of the lattice's loops with numba, and its cache. Without numba they run as plain Python.
+
+Only the checks and the layout of runs (``arguments``, ``runs``, ``plan``) need to work without numba: the torch
+implementation uses them. ``weights``, ``scores``, ``steps``, ``sums`` and ``paths`` are the compiled implementation.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+njit: Any = None
+FunctionCache: Any = object
+with suppress(ImportError):
+    from numba import njit
+    from numba.core.caching import FunctionCache
+
+AVAILABLE = njit is not None
+
+
+def part(**options: Any) -> Callable[..., Any]:
+    """Decorator of a function that is inlined into compiled callers and owns no arrays."""
+    if not AVAILABLE:
+        return lambda function: function
+    return njit(
+        nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, **options
+    )
+
+
+def allocator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a function that makes arrays for compiled callers."""
+    return njit(nogil=True)(function) if AVAILABLE else function
+
+
+def entry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a function that Python calls: compiled once and cached on disk."""
+    if not AVAILABLE:
+        return function
+    compiled = njit(nogil=True)(function)
+    try:
+        compiled._cache = _package_cache()(function)
+    except RuntimeError:  # no writable place for the cache: compile in every process
+        return compiled
+    return compiled
+
+
+def _package_cache() -> type:
+    """numba's cache, keyed by the sources of this package: numba itself checks only the function's own file."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    fingerprint = hashlib.sha256(sources).hexdigest()
+
+    class PackageCache(FunctionCache):
+        def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+            return (*super()._index_key(sig, codegen), fingerprint)
+
+    return PackageCache
