@@ -756,6 +756,30 @@ def test_imputation_of_a_long_recording(address):
     assert " ".join(spelt) == got["text"] == text
 
 
+@pytest.mark.parametrize("strategy", ["block", "annealing"])
+def test_imputation_streams_its_passes(address, listener, strategy):
+    """Outline, pictures and passes come before the end; the end is what comes without a stream."""
+    asked = {"path": "/v1/imputations", "strategy": strategy}
+    events = [
+        json.loads(re.search("^data: (.*)$", block, re.MULTILINE)[1])
+        for block in ask(address, stream="true", **asked).text.split("\n\n")[:-1]
+    ]
+    kinds = [event.pop("type") for event in events]
+    assert kinds[0] == "imputation.start" and kinds[-1] == "imputation.done"
+    assert sorted(kinds[1:-1]) == ["imputation.pass"] * 8 + ["imputation.pictures"]
+    passes = [event for kind, event in zip(kinds, events, strict=True) if kind == "imputation.pass"]
+    row, rows = [transcripts.MASK] * events[0]["frames"], []
+    for number, event in enumerate(passes, 1):
+        assert event["window"] == 0 and event["pass"] == number
+        for frame, symbol in zip(event["frames"], event["symbols"], strict=True):
+            row[frame] = symbol
+        rows.append(list(row))
+    assert rows == listener.transcribe(io.BytesIO(wav()), strategy=strategy, trace=True).trace
+    whole = ask(address, **asked).json()
+    assert events[kinds.index("imputation.pictures")] == whole.pop("pictures")
+    assert events[-1] == whole and events[0].items() <= whole.items()
+
+
 def test_silence_of_a_model_without_words(address):
     for kind, expected in (("json", '"text":""'), ("srt", ""), ("vtt", "WEBVTT"), ("text", "")):
         answer = ask(address, silence("WAV", 1.0), response_format=kind)

@@ -1,7 +1,7 @@
 """The server: OpenAI's transcription endpoint, one of our own for the page, and the page."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -174,6 +174,39 @@ class Service:
             **more,
         )
 
+    async def imputing(
+        self,
+        asked: TranscriptionRequest,
+        outline: dict[str, Any],
+        job: Job,
+        drawing: asyncio.Future,
+        queue: asyncio.Queue,
+    ) -> AsyncIterator[bytes]:
+        """For the page: the outline, the pictures when they are drawn, every pass of every window, the whole."""
+        recognizer = self.recognizers[asked.model]
+        partials: dict[int, list[int]] = {}
+        drawing.add_done_callback(lambda _: queue.put_nowait(drawing))
+        yield protocol.event("imputation.start", **outline)
+        drawn = False
+        while (seen := await queue.get()) is not None:
+            if seen is drawing:
+                drawn = True
+                yield protocol.event("imputation.pictures", **drawing.result())
+                continue
+            window, number, partial, confidence = seen
+            before = partials.get(window, [recognizer.model.mask] * len(partial))
+            partials[window] = partial
+            changed = protocol.changes(recognizer, before, partial, confidence)
+            yield protocol.event("imputation.pass", window=window, **{"pass": number}, **changed)
+        try:
+            body = protocol.imputation(recognizer, asked, outline, job.done.result())
+        except Failure as failure:
+            yield protocol.error_event(failure)
+            return
+        if not drawn:
+            yield protocol.event("imputation.pictures", **await drawing)
+        yield protocol.event("imputation.done", **body)
+
     def describe(self, name: str) -> dict[str, Any]:
         """A model, for a list of models."""
         recognizer, folder = self.recognizers[name], self.folders[name]
@@ -217,7 +250,7 @@ def create_app(settings: Settings) -> FastAPI:
         asked, name, waveform = await service.take(request)
         job = service.job(asked, waveform)
         if asked.stream:
-            return _streamed(service, request, asked, job)
+            return _streamed(service, request, job, lambda queue: service.events(asked, job, queue))
         service.submit(request, job)
         recognizer = service.recognizers[asked.model]
         decoded = recognizer.join(await service.result(request, job))
@@ -230,13 +263,22 @@ def create_app(settings: Settings) -> FastAPI:
         asked, name, waveform = await service.take(request)
         recognizer = service.recognizers[asked.model]
         job = service.job(asked, waveform, trace=True)
+        outline = protocol.outline(recognizer, asked, name, job.seconds, job.windows)
+
+        def draw() -> asyncio.Future:
+            return asyncio.get_running_loop().run_in_executor(
+                service.decoders, protocol.pictures, waveform, recognizer.sample_rate
+            )
+
+        if asked.stream:
+            return _streamed(
+                service, request, job, lambda queue: service.imputing(asked, outline, job, draw(), queue)
+            )
         service.submit(request, job)
-        drawing = asyncio.get_running_loop().run_in_executor(
-            service.decoders, protocol.pictures, waveform, recognizer.sample_rate
-        )
+        drawing = draw()
         results = await service.result(request, job)
-        body = protocol.imputation(recognizer, asked, name, results, job.seconds, await drawing)
-        return Response(protocol.dumps(body), media_type="application/json")
+        body = protocol.imputation(recognizer, asked, outline, results)
+        return Response(protocol.dumps(body | {"pictures": await drawing}), media_type="application/json")
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
@@ -293,13 +335,18 @@ def served_name(folder: Path) -> str:
     return folder.parent.name if folder.name == "model" and folder.parent.name else folder.name
 
 
-def _streamed(service: Service, request: Request, asked: TranscriptionRequest, job: Job) -> StreamingResponse:
+def _streamed(
+    service: Service,
+    request: Request,
+    job: Job,
+    events: Callable[[asyncio.Queue], AsyncIterator[bytes]],
+) -> StreamingResponse:
     queue: asyncio.Queue = asyncio.Queue()
     job.watch = lambda *seen: queue.put_nowait(seen)
     job.done.add_done_callback(lambda _: queue.put_nowait(None))
     service.submit(request, job)
     return StreamingResponse(
-        service.events(asked, job, queue),
+        events(queue),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )

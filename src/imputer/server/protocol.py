@@ -314,34 +314,53 @@ class Settled:
 
 # The page.
 
+DOWNLOADS = ("txt", "srt", "vtt", "json", "ctm")
 
-def imputation(
+
+def outline(
     recognizer: Recognizer,
     asked: TranscriptionRequest,
     name: str,
-    windows: Sequence[Decoded],
     seconds: float,
-    pictures: dict[str, Any],
+    waveforms: Sequence[np.ndarray],
 ) -> dict[str, Any]:
-    """Everything the page draws: the passes as changes, greedy CTC beside them, texts to download."""
-    decoded = recognizer.join(windows)
-    assert decoded.greedy is not None
-    transcript = recognizer.transcript(replace(decoded, trace=None), seconds)
-    greedy = recognizer.transcript(decoded.greedy, seconds)
+    """What is known of an imputation before its first pass; counts of frames are estimates."""
+    hop = recognizer.window_frames()[1]
+    per_frame = recognizer.sample_rate * recognizer.frame_seconds
     return {
         "object": "imputation",
         "model": asked.model,
         "name": name,
-        "text": transcript.text,
-        "seconds": transcript.seconds,
+        "seconds": round(seconds, 3),
         "frame_seconds": recognizer.frame_seconds,
-        "frames": len(decoded.alignment),
+        "frames": max(1, round(seconds / recognizer.frame_seconds)),
+        "windows": [
+            {"first": number * hop, "frames": max(1, round(len(samples) / per_frame))}
+            for number, samples in enumerate(waveforms)
+        ],
         "block_size": asked.options.block_size,
         "strategy": asked.options.strategy,
-        "block_starts": recognizer.block_starts(windows, asked.options),
         "merge_repeats": recognizer.model.merge_repeats,
         "blank": transcripts.BLANK,
         "mask": transcripts.MASK,
+    }
+
+
+def imputation(
+    recognizer: Recognizer,
+    asked: TranscriptionRequest,
+    outline: dict[str, Any],
+    windows: Sequence[Decoded],
+) -> dict[str, Any]:
+    """The outline completed: the passes as changes, greedy CTC beside them, texts to download."""
+    decoded = recognizer.join(windows)
+    assert decoded.greedy is not None
+    transcript = recognizer.transcript(replace(decoded, trace=None), outline["seconds"])
+    greedy = recognizer.transcript(decoded.greedy, outline["seconds"])
+    return outline | {
+        "text": transcript.text,
+        "frames": len(decoded.alignment),
+        "block_starts": recognizer.block_starts(windows, asked.options),
         "words": [word(item) for item in transcript.words],
         "passes": list(_changes(recognizer, decoded)),
         "greedy": {
@@ -350,8 +369,7 @@ def imputation(
             "symbols": recognizer.symbols(decoded.greedy.alignment),
             "confidence": [round(c, 3) for c in decoded.greedy.confidence],
         },
-        "pictures": pictures,
-        "formats": {"txt": transcripts.txt(transcript, name), "srt": transcripts.srt(transcript, name)},
+        "formats": {kind: transcripts.FORMATS[kind](transcript, outline["name"]) for kind in DOWNLOADS},
     }
 
 
@@ -361,16 +379,23 @@ def word(item: Word) -> dict[str, Any]:
 
 
 def _changes(recognizer: Recognizer, decoded: Decoded) -> Iterator[dict[str, Any]]:
-    """Of each pass: the frames it changed, and their symbols and confidences after it."""
+    """Of each pass: what it changed."""
     before: list[int] = [recognizer.model.mask] * len(decoded.alignment)
     for row, confidence in zip(decoded.trace or [], decoded.trace_confidence or [], strict=True):
-        frames = [frame for frame, (old, new) in enumerate(zip(before, row, strict=True)) if old != new]
-        yield {
-            "frames": frames,
-            "symbols": recognizer.symbols([row[frame] for frame in frames]),
-            "confidence": [round(confidence[frame], 3) for frame in frames],
-        }
+        yield changes(recognizer, before, row, confidence)
         before = row
+
+
+def changes(
+    recognizer: Recognizer, before: Sequence[int], after: Sequence[int], confidence: Sequence[float]
+) -> dict[str, Any]:
+    """The frames that a pass changed, and their symbols and confidences after it."""
+    frames = [frame for frame, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    return {
+        "frames": frames,
+        "symbols": recognizer.symbols([after[frame] for frame in frames]),
+        "confidence": [round(confidence[frame], 3) for frame in frames],
+    }
 
 
 MEL_SECONDS, MEL_BINS, PEAK_SECONDS = 0.02, 40, 0.01
