@@ -1,93 +1,166 @@
-// An imputation as the server tells it, unfolded: what stood in every frame after every pass.
+// An imputation: which symbol each frame got in which pass. It grows while the server writes and is replaced when done.
+
+export const NOW = Infinity; // as a pass: the latest state
 
 export class Imputation {
-  constructor(told) {
-    const { words, ...rest } = told;
-    Object.assign(this, rest);
-    this.finalWords = words.map((word) => ({ ...word, frame: Math.floor(word.start / told.frame_seconds + 1e-6), open: false, final: true }));
-    this.states = [{ symbols: Array(told.frames).fill(told.mask), confidence: new Float32Array(told.frames) }];
-    this.fresh = [new Set()];
-    for (const pass of told.passes) {
-      const last = this.states.at(-1);
-      const symbols = last.symbols.slice();
-      const confidence = last.confidence.slice();
-      pass.frames.forEach((frame, n) => {
-        symbols[frame] = pass.symbols[n];
-        confidence[frame] = pass.confidence[n];
-      });
-      this.states.push({ symbols, confidence });
-      this.fresh.push(new Set(pass.frames));
-    }
-    this.starts = new Set(told.block_starts);
-    this.mel = { ...told.pictures.mel, data: bytes(told.pictures.mel.data) };
-    this.peaks = { ...told.pictures.peaks, data: bytes(told.pictures.peaks.data) };
+  // Before the first pass, from the server's outline.
+  constructor(outline) {
+    Object.assign(this, outline);
+    this.done = false;
+    this.passCount = outline.block_size;
+    this.history = []; // frame -> [{pass, symbol, confidence}, ...] in order of passes
+    this.filledNow = 0;
+    this.fresh = new Set(); // frames of the last pass received
+    this.starts = new Set(outline.windows.flatMap((window) => blockStarts(window, outline.block_size)));
+    this.sections = evenSections(outline.seconds);
+    this.place = null; // {window, pass} that was written last
   }
 
-  get passCount() {
-    return this.passes.length;
+  addPictures({ mel, peaks }) {
+    this.mel = { ...mel, data: bytes(mel.data) };
+    this.peaks = { ...peaks, data: bytes(peaks.data) };
+    this.loudest = this.peaks.data.reduce((a, b) => Math.max(a, b), 24);
+  }
+
+  // A pass over a window. Of an overlap each window shows its half; where they really meet is known at the end.
+  addPass({ window: number, pass, frames, symbols, confidence }) {
+    const { first } = this.windows[number];
+    const [from, until] = this.share(number);
+    this.fresh = new Set();
+    this.place = { window: number, pass };
+    frames.forEach((inside, n) => {
+      const frame = first + inside;
+      if (frame < from || frame >= until) return;
+      this.write(frame, pass, symbols[n], confidence[n]);
+      this.fresh.add(frame);
+      this.frames = Math.max(this.frames, frame + 1);
+    });
+    this.memo = null;
+  }
+
+  share(number) {
+    const half = (window, next) => Math.floor((next.first + window.first + window.frames) / 2);
+    const { [number - 1]: left, [number]: here, [number + 1]: right } = this.windows;
+    return [left ? half(left, here) : 0, right ? half(here, right) : Infinity];
+  }
+
+  // All of it, from the server's last event.
+  finish(told) {
+    const { words, passes, block_starts: starts, ...rest } = told;
+    Object.assign(this, rest);
+    this.history = [];
+    this.filledNow = 0;
+    this.fresh = new Set();
+    this.place = null;
+    this.memo = null;
+    this.passCount = passes.length;
+    this.counts = [0];
+    passes.forEach(({ frames, symbols, confidence }, n) => {
+      frames.forEach((frame, place) => this.write(frame, n + 1, symbols[place], confidence[place]));
+      this.counts.push(this.filledNow);
+    });
+    this.finalWords = words.map((word) => ({ ...word, frame: Math.floor(word.start / told.frame_seconds + 1e-6), open: false }));
+    this.starts = new Set(starts);
+    this.sections = pauseSections(this.finalWords, told.seconds);
+    this.done = true;
+  }
+
+  write(frame, pass, symbol, confidence) {
+    const before = this.at(frame, NOW) !== null;
+    (this.history[frame] ??= []).push({ pass, symbol, confidence });
+    this.filledNow += (symbol !== this.mask) - before;
+  }
+
+  // What stands in a frame after a pass, or null while it is masked.
+  at(frame, pass) {
+    const entries = this.history[frame];
+    if (!entries) return null;
+    let n = entries.length - 1;
+    while (n >= 0 && entries[n].pass > pass) n--;
+    return n < 0 || entries[n].symbol === this.mask ? null : entries[n];
+  }
+
+  isFresh(frame, pass) {
+    return pass === NOW ? this.fresh.has(frame) : this.at(frame, pass)?.pass === pass;
   }
 
   filled(pass) {
-    return this.states[pass].symbols.reduce((sum, symbol) => sum + (symbol !== this.mask), 0);
+    return pass === NOW ? this.filledNow : this.counts[pass];
   }
 
-  // The words that can be read so far. A word is open while a frame inside it, or up to the next, is masked.
+  // The words that can be read after a pass. A word is open while a frame in it, or before the next, is masked.
   words(pass) {
-    if (pass === this.passCount) return this.finalWords;
-    const { symbols, confidence } = this.states[pass];
+    if (this.done && pass >= this.passCount) return this.finalWords;
+    if (this.memo?.pass !== pass) this.memo = { pass, words: this.read(pass) };
+    return this.memo.words;
+  }
+
+  read(pass) {
     const found = [];
-    let open = true; // whether something is masked since the last token
+    let gap = true; // something is masked since the last token
     let before = null;
-    symbols.forEach((symbol, frame) => {
+    for (let frame = 0; frame < this.frames; frame++) {
+      const entry = this.at(frame, pass);
+      const symbol = entry?.symbol ?? null;
       const repeats = this.merge_repeats && symbol === before;
       before = symbol;
-      if (symbol === this.mask) {
-        open = true;
+      if (symbol === null) {
+        gap = true;
         if (found.length) found.at(-1).open = true;
-        return;
+        continue;
       }
-      if (symbol === this.blank || repeats) return;
+      if (symbol === this.blank || repeats) continue;
       const starts = symbol.startsWith("▁");
       const text = symbol.replaceAll("▁", "");
-      if (starts || !found.length || open) {
-        found.push({ text: starts ? text : `…${text}`, frame, start: frame * this.frame_seconds, open: false, confidence: confidence[frame] });
+      if (starts || !found.length || gap) {
+        const start = frame * this.frame_seconds;
+        found.push({ text: starts ? text : `…${text}`, frame, start, end: start, open: false, confidence: entry.confidence });
       } else {
         found.at(-1).text += text;
-        found.at(-1).confidence = Math.min(found.at(-1).confidence, confidence[frame]);
+        found.at(-1).confidence = Math.min(found.at(-1).confidence, entry.confidence);
       }
-      open = false;
-    });
-    return found
-      .filter((word) => word.text && word.text !== "…")
-      .map((word) => ({ ...word, text: word.open ? `${word.text}…` : word.text }));
+      found.at(-1).end = (frame + 1) * this.frame_seconds;
+      gap = false;
+    }
+    return found.filter(({ text }) => text && text !== "…").map((word) => (word.open ? { ...word, text: `${word.text}…` } : word));
   }
 
-  textAt(pass) {
-    return this.words(pass).map((word) => word.text).join(" ");
+  symbols(pass) {
+    return Array.from({ length: this.frames }, (_, frame) => this.at(frame, pass)?.symbol ?? this.mask);
   }
+}
+
+function blockStarts({ first, frames }, size) {
+  return Array.from({ length: Math.ceil(frames / size) }, (_, n) => first + n * size);
+}
+
+// Sections of the transcript, as the seconds at which they start: every half minute while writing ...
+
+const SECTION_SECONDS = 30;
+
+function evenSections(seconds) {
+  const count = Math.max(1, Math.round(seconds / SECTION_SECONDS));
+  return Array.from({ length: count }, (_, n) => n * SECTION_SECONDS);
+}
+
+// ... and afterwards at the longest pause near each of those times.
+function pauseSections(words, seconds) {
+  const [first, ...others] = evenSections(seconds);
+  const moved = others.map((time) => {
+    let best = { pause: -1, start: time };
+    words.forEach((word, n) => {
+      if (n === 0 || Math.abs(word.start - time) > SECTION_SECONDS / 4) return;
+      const pause = word.start - words[n - 1].end;
+      if (pause > best.pause) best = { pause, start: word.start };
+    });
+    return best.start;
+  });
+  return [first, ...moved];
 }
 
 function bytes(base64) {
-  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-}
-
-// Which words of two texts differ: longest common subsequence, word by word.
-export function compare(ours, theirs) {
-  const table = Array.from({ length: ours.length + 1 }, () => new Uint16Array(theirs.length + 1));
-  for (let i = ours.length - 1; i >= 0; i--) {
-    for (let j = theirs.length - 1; j >= 0; j--) {
-      table[i][j] = ours[i] === theirs[j] ? table[i + 1][j + 1] + 1 : Math.max(table[i + 1][j], table[i][j + 1]);
-    }
-  }
-  const same = [new Set(), new Set()];
-  let i = 0;
-  let j = 0;
-  while (i < ours.length && j < theirs.length) {
-    if (ours[i] === theirs[j]) {
-      same[0].add(i++);
-      same[1].add(j++);
-    } else if (table[i + 1][j] >= table[i][j + 1]) i++;
-    else j++;
-  }
-  return same;
+  const text = atob(base64);
+  const found = new Uint8Array(text.length);
+  for (let n = 0; n < text.length; n++) found[n] = text.charCodeAt(n);
+  return found;
 }

@@ -1,4 +1,4 @@
-// In the audio thread: passes on what the microphone hears, a tenth of a second at a time.
+// In the audio thread: passes on the samples of the microphone, a tenth of a second at a time.
 
 class Recorder extends AudioWorkletProcessor {
   constructor() {
@@ -8,11 +8,11 @@ class Recorder extends AudioWorkletProcessor {
   }
 
   process([input]) {
-    const heard = input[0];
-    if (!heard) return true;
+    const samples = input[0];
+    if (!samples) return true;
     let at = 0;
-    while (at < heard.length) {
-      const part = heard.subarray(at, at + this.buffer.length - this.filled);
+    while (at < samples.length) {
+      const part = samples.subarray(at, at + this.buffer.length - this.filled);
       this.buffer.set(part, this.filled);
       this.filled += part.length;
       at += part.length;
