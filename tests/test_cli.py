@@ -1,8 +1,10 @@
 """The program's own help: short in the list, whole for a command, and quick."""
 
+import shlex
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,40 @@ def test_the_help_of_train_tells_how_to_set_a_key() -> None:
 def test_options_are_listed_with_what_they_are_for() -> None:
     said = imputer("train", "--config", str(SMALL), "--list-options", "--training.steps", "7").stdout
     assert "\nsteps = 7  # steps of the optimiser (a whole number, 1 or more)\n" in said
+
+
+@pytest.mark.parametrize("name", program.COMMANDS)
+def test_a_command_has_examples_that_parse(name: str) -> None:
+    written = getattr(import_module(f"imputer.commands.{name}"), name).__doc__
+    examples = [line.strip()[2:] for line in written.splitlines() if line.strip().startswith("- imputer ")]
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example)[1:]
+        program.app.parse_args(words, exit_on_error=False, print_error=False)
+        assert words[0] == name
+
+
+def test_mistyped_options_and_commands_are_corrected() -> None:
+    for words, said in (
+        (("evaluate", "a.jsonl", "--blok-size", "3"), "Did you mean --block-size?"),
+        (("trancribe", "a.wav"), 'Did you mean "transcribe"?'),
+        (("train", "--config", "small", "--outptu", "x"), "did you mean --output?"),
+        (("train", "--config", "small", "--training.stesp", "3"), "did you mean training.steps?"),
+    ):
+        refused = imputer(*words, check=False)
+        assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert imputer("--version").stdout.strip() == metadata.version("imputer-asr")
+
+
+def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    script = tmp_path / "imputer.bash"
+    script.write_text(program.app.generate_completion(shell="bash"))
+    asked = """source %s; COMP_WORDS=(imputer %s); COMP_CWORD=%d
+        $(complete -p imputer | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo "${COMPREPLY[@]}" """
+    for words, completed in (("trans", "transcribe"), ("transcribe --block", "--block-size")):
+        command = asked % (script, words, len(words.split()))
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        assert completed in done.stdout.split(), done

@@ -96,7 +96,11 @@ def test_audio_beside_texts(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no audio")
     good, dropped = found("folder", tmp_path)
     assert rows(good) == [("two", "two", "", ""), ("anna-one", "hello anna", "anna", "")]
-    assert {d.reason for d in dropped} == {"no text file of the same name", "text file is not UTF-8"}
+    assert {(d.reason, Path(d.item).name) for d in dropped} == {
+        ("no text file of the same name", "silent.ogg"),
+        ("text file is not UTF-8", "latin.txt"),
+        ("no audio file of the same name", "notes.txt"),
+    }
 
 
 def test_a_table_finds_its_audio_by_id(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_a_table_of_files_with_one_name_in_two_folders(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_read_say_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="neither audio nor"):
+    with pytest.raises(UsageError, match="neither audio files nor"):
         found("folder", tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
         found("folder", tmp_path / "none")
@@ -633,9 +637,13 @@ def test_speakers_are_held_out_by_name_or_number() -> None:
     drawn = split_speakers(speakers, Options(speakers_held_out=2))
     assert sorted(drawn.values()) == ["test"] * 2 + ["train"] * 6 + ["valid"] * 2
     assert drawn == split_speakers(speakers, Options(speakers_held_out=2))
-    named = split_speakers(speakers, Options(speakers_held_out=1, test_speakers=("3", "4")))
+    named = split_speakers(speakers, Options(test_speakers=("3", "4")))
     assert [s for s in speakers if named[s] == "test"] == ["3", "4"]
-    assert list(named.values()).count("valid") == 1
+    assert list(named.values()).count("train") == 8, "only those that are named are held out"
+    for everyone in (tuple(speakers), ("all",)):
+        assert set(split_speakers(speakers, Options(test_speakers=everyone)).values()) == {"test"}
+    tested = split_speakers(speakers, Options(speakers_held_out=10, splits=("test",)))
+    assert set(tested.values()) == {"test"}
     for options, said in (
         (Options(test_speakers=("x",)), "no such speaker: x"),
         (Options(test_speakers=("1",), valid_speakers=("1",)), "both"),

@@ -1,6 +1,7 @@
 """`imputer evaluate` and what it counts, against jiwer on the same texts."""
 
 import json
+import shutil
 import sys
 
 import jiwer
@@ -110,6 +111,15 @@ def test_two_models_are_compared_in_pairs(run, place, tmp_path):
     assert "p = 1.0000, not significant" in out
 
 
+def test_compared_models_are_named_by_their_folders(run, place, tmp_path):
+    for name in ("runs/first/model", "runs/second/model"):
+        shutil.copytree(place / "good", tmp_path / name)
+    models = ("--model", tmp_path / "runs/first/model", "--compare", tmp_path / "runs/second/model")
+    code, out, _ = run(place / "test.jsonl", *models, "--limit", 2)
+    assert code == 0 and "\nsecond against first (block" in out
+    assert [line.split()[0] for line in out.splitlines() if " block " in line] == ["first", "second"]
+
+
 def test_a_limit_is_spread_over_the_manifest(place):
     utterances = manifest.Manifest(place / "test.jsonl")
     assert [u.id for u in evaluation.spread(utterances, 4)] == ["utt-0", "utt-6", "utt-12", "utt-18"]
@@ -120,7 +130,7 @@ def test_unreadable_recordings_are_told_and_the_others_scored(run, place, tmp_pa
     lines = [Utterance("fine", str(place / "1.flac"), 1.0, "ba"), Utterance("gone", "gone.wav", 1.0, "ba")]
     manifest.write(tmp_path / "m.jsonl", lines)
     code, out, err = run(tmp_path / "m.jsonl", "--model", place / "good")
-    assert code == 1 and "1 utterance " in out and "gone.wav: no such file" in err
+    assert code == 1 and ": 1 utterance " in " ".join(out.split()) and "gone.wav: no such file" in err
 
 
 def test_nothing_is_scored_where_nothing_can_be_read(run, place, tmp_path):

@@ -176,13 +176,13 @@ def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypat
         (("prepare", "folder", "nowhere", "-o", "m.jsonl"), "nowhere: no such folder"),
         (
             ("prepare", "digits", ".", "-o", "m.jsonl", "--strings", "0"),
-            "--strings must be more than 0, got 0",
+            "--strings must be above 0, got 0",
         ),
         (
             ("prepare", "digits", ".", "-o", "m.jsonl", "--hours", "nan"),
-            "--hours must be more than 0, got nan",
+            "--hours must be above 0, got nan",
         ),
-        (("prepare", "digits", ".", "-o", "m.jsonl", "--seed", "-1"), "--seed cannot be less than 0"),
+        (("prepare", "digits", ".", "-o", "m.jsonl", "--seed", "-1"), "--seed must be 0 or more"),
         (("prepare", "librispeech", ".", "-o", "m.jsonl", "--mirror", "nonsense"), "--mirror nonsense"),
         (("prepare", "--inspect", "nowhere.jsonl"), "nowhere.jsonl"),
     ],

@@ -1,17 +1,33 @@
-"""What is printed where there is no terminal."""
+"""Progress on stderr."""
+
+import io
+import sys
+
+import pytest
 
 from imputer.support import progress
 
 
-def test_time_left_counts_only_what_this_run_did(monkeypatch, capsys):
-    """Resumed at 899 of 1,000, the first step compiles for a minute, then ten in 20 s: the last 90 take 180 s."""
-    now = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    with progress.bar("training", 1000, before=899) as advance:
-        now = 60.0
-        advance()
-        assert capsys.readouterr().err == "training: 900/1000\n"
-        now = 80.0
-        advance(10)
-    assert capsys.readouterr().err == "training: 910/1000, 0:03:00 left\n"
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_progress_never_passes_its_total(stream: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setenv("COLUMNS", "200")
+    with progress.bar("work", 616, unit="s") as advance:
+        for _ in range(3):
+            advance(239.76)
+    said = sys.stderr.getvalue()
+    assert "616/616 s" in said and "719" not in said and "-1:" not in said and " left" in said
+
+
+def test_what_was_done_before_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with progress.bar("work", 10, before=8) as advance:
+        advance(note="loss 1.0")
+    assert sys.stderr.getvalue() == "work: 9/10, loss 1.0\n"

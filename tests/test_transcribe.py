@@ -13,9 +13,10 @@ from rich.console import Console
 
 import tones
 from imputer import decoding, transcripts
-from imputer.commands import program
+from imputer.commands import outputs, program
 from imputer.commands import transcribe as command
 from imputer.display import animation
+from imputer.recognizer import Recognizer
 from imputer.transcripts import from_alignment
 
 TEXTS = {"a.wav": "goluba midago ba lu", "b.flac": "ba ba lu", "c.ogg": "midago"}
@@ -77,11 +78,12 @@ def test_every_format_to_a_folder_and_a_file(run, model, folder, tmp_path, forma
     ending = "TextGrid" if format == "textgrid" else format
     assert (code, printed) == (0, "")
     written = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    assert written == [f"{name}.{ending}" for name in ("a.wav", "b.flac", "inner/c.ogg")]
-    assert "midago" in (out / f"inner/c.ogg.{ending}").read_text().replace("\n", " ")
-    single = tmp_path / "single.out"
+    assert written == [f"{name}.{ending}" for name in ("a", "b", "inner/c")]
+    assert "midago" in (out / f"inner/c.{ending}").read_text().replace("\n", " ")
+    single, named = tmp_path / "single.out", tmp_path / f"single.{ending}"
     assert run(folder / "a.wav", "--model", model, "--format", format, "-o", single)[0] == 0
-    assert single.read_text()
+    assert run(folder / "a.wav", "--model", model, "-o", named)[0] == 0, "the ending decides the format"
+    assert single.read_text() == named.read_text() == (out / f"a.{ending}").read_text()
 
 
 def test_recordings_of_one_name_keep_apart(run, model, folder, tmp_path):
@@ -89,19 +91,31 @@ def test_recordings_of_one_name_keep_apart(run, model, folder, tmp_path):
     soundfile.write(again, tones.speak("lu", 900)[0], tones.RATE)
     out = tmp_path / "out"
     assert run(folder, "--model", model, "-o", out)[0] == 0
-    assert (out / "a.wav.txt").read_text() == TEXTS["a.wav"] + "\n"
-    assert (out / "inner" / "a.wav.txt").read_text() == "lu\n"
+    assert (out / "a.txt").read_text() == TEXTS["a.wav"] + "\n"
+    assert (out / "inner" / "a.txt").read_text() == "lu\n"
     other = tmp_path / "other"
     code, _, err = run(folder / "a.wav", again, "--model", model, "-o", other)
     assert code == 2 and f"{folder / 'a.wav'} and {again} would both be written" in err
     assert not other.exists()
 
 
+def test_recordings_that_differ_by_their_ending_are_named(run, model, folder, tmp_path):
+    soundfile.write(folder / "a.flac", tones.speak("lu", 900)[0], tones.RATE)
+    code, _, err = run(folder, "--model", model, "-o", tmp_path / "out")
+    assert code == 2 and f"{folder / 'a.flac'} and {folder / 'a.wav'} would both be written to" in err
+
+
+def test_every_audio_file_of_a_folder_is_read_or_reported(run, model, folder):
+    (folder / "broken.aac").write_bytes(b"not audio")
+    code, out, err = run(folder, "--model", model)
+    assert code == 1 and TEXTS["a.wav"] in out and str(folder / "broken.aac") in err
+
+
 def test_what_output_names(run, model, folder, tmp_path):
     """A slash at its end makes a folder of any name, and a file that is there stays a file."""
     wav = folder / "a.wav"
     assert run(wav, "--model", model, "-o", f"{tmp_path / 'x.dir'}/")[0] == 0
-    assert (tmp_path / "x.dir" / "a.wav.txt").read_text() == TEXTS["a.wav"] + "\n"
+    assert (tmp_path / "x.dir" / "a.txt").read_text() == TEXTS["a.wav"] + "\n"
     plain = tmp_path / "transcript"
     plain.write_text("old")
     assert run(wav, "--model", model, "-o", plain)[0] == 0
@@ -144,8 +158,7 @@ def test_every_strategy(run, model, folder, strategy):
 
 def test_the_options_name_every_strategy_and_format():
     assert set(typing.get_args(command.Strategy)) == set(decoding.STRATEGIES)
-    hints = typing.get_type_hints(command.transcribe)
-    assert set(typing.get_args(hints["format"])) == set(transcripts.FORMATS)
+    assert set(outputs.ENDINGS.values()) == set(typing.get_args(outputs.Format)) == set(transcripts.FORMATS)
 
 
 def test_bad_files_are_named_and_the_others_transcribed(run, model, folder, tmp_path):
@@ -177,14 +190,31 @@ def test_the_callers_mistakes(run, model, folder, tmp_path):
         (wav, "--model", model, "--show", "--format", "json"): "add --output",
         (wav, "--model", model, "--runtime", "onnx"): "imputer export",
         (folder, "--model", model, "--format", "srt"): "--output FOLDER",
-        (wav, "--modle", model): "unknown option --modle",
+        (wav, "--modle", model): "unknown option --modle; did you mean --model?",
+        (
+            wav,
+            "--model",
+            model,
+            "--format",
+            "srt",
+            "-o",
+            tmp_path / "x.json",
+        ): f"write to {tmp_path / 'x.srt'}",
+        (wav, "--model", model, "-o", tmp_path / "x.doc"): ".doc is not the ending of a format (.txt .json",
+        (
+            folder,
+            "--model",
+            model,
+            "-o",
+            tmp_path / "x.srt",
+        ): "x.srt is a file, but 3 recordings need a folder",
+        (wav, "--model", model, "--strategy", "best"): 'Invalid value "best" for --strategy',
+        (wav, "--model", model, "--block-size", "many"): 'unable to convert "many"',
         (bare, "--model", model): "holds no audio",
     }
     for arguments, message in mistakes.items():
         code, out, err = run(*arguments)
         assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1, (arguments, err)
-    assert run(wav, "--model", model, "--strategy", "best")[0] == 2
-    assert run(wav, "--model", model, "--block-size", "many")[0] == 2
 
 
 def test_long_recordings_with_a_window(run, model, tmp_path):
@@ -192,6 +222,10 @@ def test_long_recordings_with_a_window(run, model, tmp_path):
     path = tmp_path / "long.wav"
     soundfile.write(path, tones.speak(text, 3, pause=0.5)[0], tones.RATE)
     assert run(path, "--model", model, "--window", 8, "--overlap", 2)[1] == text + "\n"
+    heard: list[float] = []
+    recognizer = Recognizer.from_pretrained(model)
+    list(recognizer.each([str(path)] * 3, window=8, overlap=2, advance=heard.append))
+    assert sum(heard) == pytest.approx(3 * soundfile.info(path).duration), "what windows share counts once"
 
 
 def test_show_prints_every_pass_where_there_is_no_terminal(run, model, folder):

@@ -144,7 +144,7 @@ class Recognizer:
 
         Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is not that of the sources,
         but not far from it either, and the sources may be without end. ``advance(seconds)`` is called after every
-        batch with the seconds of audio in it.
+        batch with the seconds of audio in it, what windows share counted once.
         """
         frames, hop = self.window_frames(window, overlap)
         if sample_rate is not None and not 0 < sample_rate < math.inf:
@@ -163,7 +163,7 @@ class Recognizer:
                 for batch in _batches(cuts):
                     yield from self._decode_cuts(batch, hop, options or Options())
                     if advance:
-                        advance(sum(cut.seconds for cut in batch))
+                        advance(sum(cut.job.recording.seconds / len(cut.job.pieces) for cut in batch))
 
     def transcribe_batch(
         self,

@@ -1,10 +1,11 @@
 """`imputer align`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.outputs import Format, format_of
 from imputer.errors import UsageError, count
 
 
@@ -14,7 +15,7 @@ def align(
     *,
     text: str = "",
     model: str = "english",
-    format: Literal["json", "ctm", "textgrid", "srt", "vtt", "txt"] = "json",
+    format: Format | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     manifest: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     store: Path | None = None,
@@ -24,9 +25,10 @@ def align(
 ) -> None:
     """Find the time of every word and token of a known text, for one recording or a whole corpus.
 
-    One recording: imputer align speech.wav speech.txt --format textgrid.
-    A corpus, for training: imputer align --manifest train.jsonl --model EXPERT --store train.alignments;
-    under torchrun every process aligns its share.
+    - imputer align speech.wav speech.txt -o speech.TextGrid
+    - imputer align --manifest train.jsonl --model runs/expert/model --store train.alignments
+
+    The first aligns one recording, the second a corpus, for training; under torchrun every process aligns its share.
 
     Parameters
     ----------
@@ -39,9 +41,9 @@ def align(
     model
         A model folder, or the name of a shipped model.
     format
-        How to write word times and confidences.
+        How to write word times and confidences. If not given, the ending of --output decides, else json.
     output
-        Where to write; standard output if not given.
+        The file to write, its format by its ending: speech.srt. Standard output if not given.
     manifest
         Corpora to align for training, one or more, instead of one recording.
     store
@@ -77,9 +79,11 @@ def align(
 
     if not audio.exists():
         raise UsageError(f"{audio}: no such file")
+    form = format or "json"
     if output:
+        form = format_of(output, format, "json")
         atomic_files.probe(output)
-    written = transcripts.FORMATS[format](align_one(audio, text, model), str(audio))
+    written = transcripts.FORMATS[form](align_one(audio, text, model), str(audio))
     if output:
         with atomic_files.replacing(output) as path:
             path.write_text(written, encoding="utf-8")

@@ -11,6 +11,9 @@ from imputer.research import benchmarks
 def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None) -> None:
     """Measure speed and memory on this machine, as ratios within one run.
 
+    - imputer bench objectives
+    - imputer bench all --quick --json figures.json
+
     Parameters
     ----------
     name

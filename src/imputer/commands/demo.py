@@ -12,7 +12,10 @@ SECONDS = "about two minutes on two cores"
 
 
 def demo(*, train: bool = False, keep: Path | None = None) -> None:
-    """Watch the shipped models write sample recordings, pass by pass; or train an Imputer on the spot.
+    """Show the shipped models decoding sample recordings, pass by pass; or train an Imputer.
+
+    - imputer demo
+    - imputer demo --train --keep tones
 
     Parameters
     ----------

@@ -35,6 +35,9 @@ def evaluate(
 ) -> None:
     """Score a model on a manifest: word and character error rates with 95 % intervals, passes, speed.
 
+    - imputer evaluate test.jsonl --model runs/mine/model --block-size 1 4 8
+    - imputer evaluate test.jsonl --model english --compare runs/mine/model --json scores.json
+
     Intervals come from resampling utterances. Several block sizes or strategies give a row each. The exit code
     is 1 if some recordings could not be read; the others are scored, and if there are none, nothing is.
 
@@ -199,7 +202,7 @@ def _table(results: list[list["Evaluation"]], title: str) -> Any:
 
     rows = [one for row in results for one in row]
     names = _short([one.name for one in rows])
-    heading = title if len(results) > 1 else f"{rows[0].name} on {title}"
+    heading = title if len(results) > 1 else f"{names[0]} on {title}"
     table = Table(box=box.SIMPLE_HEAD, title=f"{heading}: {count(len(rows[0].utterances), 'utterance')}")
     table.title_justify, table.pad_edge = "left", False
     columns = ["strategy", "B", "passes", "WER % (95 %)", "S/D/I", "CER % (95 %)", "RTF"]
@@ -225,9 +228,10 @@ def _percent(rate: Any) -> str:
 
 
 def _short(names: list[str]) -> list[str]:
-    """The ends of the paths that tell the names apart."""
+    """Models by their folders, runs/X/model as X; with the folders above where that is needed to tell them apart."""
+    places = {name: Path(name).parent if Path(name).name == "model" else Path(name) for name in names}
     for parts in range(1, 6):
-        short = {name: "/".join(Path(name).parts[-parts:]) for name in names}
+        short = {name: "/".join(place.parts[-parts:]) or name for name, place in places.items()}
         if len(set(short.values())) == len(short):
             return [short[name] for name in names]
     return names
@@ -236,8 +240,9 @@ def _short(names: list[str]) -> list[str]:
 def _verdict(first: "Evaluation", second: "Evaluation", comparison: Any) -> str:
     gap = comparison.difference
     sure = "significant" if comparison.p_value < 0.05 else "not significant"
+    ours, theirs = _short([first.name, second.name])
     return (
-        f"{second.name} against {first.name} ({first.strategy}, B = {first.block_size}): "
+        f"{theirs} against {ours} ({first.strategy}, B = {first.block_size}): "
         f"{100 * gap.value:+.2f} points of WER, 95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}, "
         f"p = {comparison.p_value:.4f}, {sure}"
     )

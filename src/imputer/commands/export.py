@@ -6,6 +6,9 @@ from pathlib import Path
 def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -> None:
     """Write a model as ONNX, in float32 and int8, for `--runtime onnx` and `--runtime onnx-int8`.
 
+    - imputer export english exported
+    - imputer export runs/mine/model mine-half --half
+
     The folder holds encode.onnx (once an utterance) and impute.onnx (once a pass), both for any batch and any
     length, their int8 forms, and the model's configuration and tokenizer. The result is compared with torch.
 

@@ -36,7 +36,7 @@ def prepare(
     inspect: Path | None = None,
     root: Path | None = None,
 ) -> None:
-    """Turn a corpus or a folder of recordings into a manifest, or look into one.
+    """Turn a corpus or a folder of recordings into a manifest, or inspect one.
 
     - imputer prepare folder recordings/ --output mine.jsonl
     - imputer prepare librispeech data/ --download --split dev-clean --output data/dev-clean.jsonl
@@ -49,43 +49,43 @@ def prepare(
         folder, librispeech, wsj, kaldi, digits, lhotse, synthetic, altered (copies of a manifest), or cmudict (letters
         to phonemes).
     source
-        Where the corpus lies.
+        The folder or file of the corpus.
     output
-        The manifest to write; a corpus with parts writes one manifest a part, NAME-PART.jsonl.
+        The manifest to write; a corpus with parts writes one manifest per part, NAME-PART.jsonl.
     split
         Only these parts of the corpus; a single one is written to the output itself.
     text
-        The form of transcripts: plain (lower case, no marks but apostrophes), lower or keep.
+        The form of transcripts: plain (lower case, no punctuation but apostrophes), lower or keep.
     tokenizer
-        Count this vocabulary's tokens, not characters, when dropping texts that their frames cannot hold.
+        Count the tokens of this vocabulary, not characters, when dropping texts too long for their frames.
     frame_seconds
         Seconds of audio in one output frame of the model to be trained.
     strict
-        Stop at the first utterance that cannot be used instead of leaving it out.
+        Stop at the first utterance that cannot be used instead of dropping it.
     workers
         Processes for corpora that convert audio.
     seed
-        What random choices start from.
+        Seed of all random choices.
     download
-        Fetch the official archives of the parts first; a broken download is taken up again.
+        Download the official archives of the parts first; an interrupted download is resumed.
     mirror
-        Fetch from this address instead of the official one.
+        Download from this address instead of the official one.
     strings
-        Strings to make for each speaker.
+        Strings to make per speaker.
     longest
         Most digits in a string.
     speakers_held_out
-        So many speakers for validation, and as many for test.
+        Number of speakers drawn for validation, and for test as many, where none are named.
     valid_speakers
-        Speakers for validation by name, with commas.
+        Speakers for validation by name, separated by commas; only those that are named are held out.
     test_speakers
-        Speakers for test by name, with commas.
+        Speakers for test by name, separated by commas; "all" makes a set to test on only.
     hours
-        Hours of speech to make; SOURCE is then a text file, one sentence a line.
+        Hours of speech to make; SOURCE is then a text file, one sentence per line.
     inspect
-        Only print what a manifest holds, and a histogram of its lengths.
+        Only print a summary of a manifest and a histogram of its lengths.
     root
-        With --inspect: count lines whose audio lies outside this folder as bad.
+        With --inspect: count lines whose audio is outside this folder as bad.
     """
     if inspect is not None:
         _inspect(inspect, strict, root)
@@ -102,9 +102,9 @@ def prepare(
         strings=strings, longest=longest, workers=workers, frame_seconds=frame_seconds, hours=hours
     )
     if min(speakers_held_out, seed) < 0:
-        raise UsageError("--speakers-held-out and --seed cannot be less than 0")
+        raise UsageError("--speakers-held-out and --seed must be 0 or more")
     if mirror and not mirror.startswith(("http://", "https://")):
-        raise UsageError(f"--mirror {mirror}: an address that starts with https:// or http://")
+        raise UsageError(f"--mirror {mirror} must start with https:// or http://")
     options = Options(
         audio_folder=output.parent / f"{output.stem}-audio",
         splits=split,
@@ -148,7 +148,7 @@ def prepare(
 def _check_positive(**options: float) -> None:
     for name, value in options.items():
         if not 0 < value < float("inf"):
-            raise UsageError(f"--{name.replace('_', '-')} must be more than 0, got {value:g}")
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0, got {value:g}")
 
 
 def _names(listed: str) -> tuple[str, ...]:

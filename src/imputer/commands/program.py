@@ -1,20 +1,20 @@
-"""The program ``imputer``: one command a file in ``imputer.commands``, imported only when it is called."""
+"""The program ``imputer``: one command per file in ``imputer.commands``, imported only when it is called."""
 
 import errno
 import os
 import sys
 from typing import NoReturn
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from imputer import __version__
 from imputer.errors import ImputerError
 
 COMMANDS = {
-    "transcribe": "Write down what is said in audio files.",
+    "transcribe": "Transcribe audio files.",
     "align": "Find the time of every word of a known text.",
     "serve": "Run the transcription server and its web page.",
-    "demo": "Watch the shipped models write, pass by pass; or train one.",
+    "demo": "Show the shipped models decoding, pass by pass; or train one.",
     "prepare": "Turn a corpus or a folder of recordings into a manifest.",
     "train": "Train a CTC expert or an Imputer.",
     "evaluate": "Score a model: word and character error rates with intervals.",
@@ -31,6 +31,7 @@ app = App(
 )
 for name, summary in COMMANDS.items():
     app.command(f"imputer.commands.{name}:{name}", name=name, help=summary)
+app.register_install_completion_command(help="Install completion of commands and options for your shell.")
 
 
 def explain(words: list[str]) -> None:
@@ -41,10 +42,17 @@ def explain(words: list[str]) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; a person's mistake is one line on stderr and its exit code."""
+    """Run the command line; an error is one line on stderr and an exit code."""
     try:
         explain(sys.argv[1:])
-        app(sys.argv[1:])
+        app(sys.argv[1:], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        called = next((word for word in sys.argv[1:] if word in COMMANDS), "")
+        print(
+            f"imputer: {' '.join(str(error).split())} (imputer {called} --help)".replace("  ", " "),
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except ImputerError as error:
         print(f"imputer: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

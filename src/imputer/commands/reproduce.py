@@ -27,8 +27,12 @@ def reproduce(
 ) -> None:
     """Regenerate the paper's tables and figures: train what they need, decode, and write JSON, pictures and text.
 
-    Trainings are shared between experiments. One that was interrupted goes on when the same command is given again.
-    The results are put together in RESULTS.md, beside the folder of results.
+    - imputer reproduce --list
+    - imputer reproduce table2
+    - imputer reproduce --all --quick
+
+    Experiments share their trainings. The same command resumes an interrupted run. RESULTS.md, beside the folder of
+    results, is made from all of them.
 
     Parameters
     ----------

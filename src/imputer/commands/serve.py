@@ -26,8 +26,11 @@ def serve(
 ) -> None:
     """Run the transcription server and its web page.
 
-    It speaks OpenAI's protocol at /v1/audio/transcriptions; the page at / shows each recording being imputed, pass
-    by pass. SIGTERM and Ctrl+C finish what is running before it ends.
+    - imputer serve
+    - imputer serve --model english --model runs/mine/model --host 0.0.0.0 --api-key-file keys.txt
+
+    The API is OpenAI's, at /v1/audio/transcriptions; the page at / shows each recording being decoded, pass by pass.
+    SIGTERM and Ctrl+C stop the server after the running requests.
 
     Parameters
     ----------

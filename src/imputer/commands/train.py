@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.options import unknown_option
 from imputer.errors import UsageError
 
 
@@ -15,16 +16,19 @@ def train(
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     list_options: bool = False,
 ) -> None:
-    """Train a CTC expert or an Imputer, or go on with a training that was interrupted.
+    """Train a CTC expert or an Imputer, or resume an interrupted run.
+
+    - imputer train --config small --output runs/expert
+    - imputer train --config small --training.steps 2000 --list-options
 
     Every key of the configuration can be set as --section.key value, e.g. --training.steps 2000;
     --list-options explains them all. The run folder holds the configuration, the tokenizer, metrics.jsonl,
-    checkpoints and, in the end, the model folder.
+    checkpoints and, at the end, the model folder.
 
     Parameters
     ----------
     config
-        TOML file with the configuration; configs/ has the paper's and small ones.
+        A TOML file, or the name of a configuration that comes with the package: small, digits, english, ...
     output
         Folder of the run. By default runs/ and the name of the configuration.
     list_options
@@ -42,7 +46,7 @@ def train(
     folder = output or Path("runs") / config.stem
     finished = training.train(settings, folder)
     if os.environ.get("RANK", "0") != "0":
-        return  # one of many processes says it
+        return  # the first process prints it
     print(f"model written to {finished}")
     print(f"try it:      imputer transcribe --model {finished} your.wav")
     if settings.training.objective == "ctc":
@@ -59,7 +63,7 @@ def parse_options(options: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in name:
             raise UsageError(
-                f"unknown option {word}; options of the configuration look like --section.key value"
+                f"{unknown_option(word, train)} (keys of the configuration: --section.key value)"
             )
         if not equals:
             if not pending:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from imputer.audio.endings import AUDIO_ENDINGS, is_audio
+from imputer.commands import outputs
+from imputer.commands.options import unknown_option
+from imputer.commands.outputs import Format
 from imputer.errors import ImputerError, UsageError
 
 if TYPE_CHECKING:
     from imputer.recognizer import Recognizer
     from imputer.transcripts import Transcript
 
-ENDINGS = {
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
-    *(".sph", ".wv1", ".wv2"),
-    *(".m4a", ".mp4", ".webm"),  # with the extra imputer-asr[media]
-}
 ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be strung together on standard output
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -40,7 +39,7 @@ class Source:
 def transcribe(
     *files: Annotated[str, Parameter(allow_leading_hyphen=True)],
     model: str = "english",
-    format: Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"] = "txt",
+    format: Format | None = None,
     output: Annotated[str | None, Parameter(alias="-o")] = None,
     block_size: int | None = None,
     strategy: Strategy = "block",
@@ -53,6 +52,10 @@ def transcribe(
 ) -> None:
     """Write down what is said in audio files, folders of them, or standard input (-).
 
+    - imputer transcribe speech.wav
+    - imputer transcribe talk.m4a -o talk.srt
+    - imputer transcribe recordings/ --format json -o transcripts/
+
     A file that cannot be read is named and the others are still transcribed; the exit code is then 1, or 2 if
     there is no such file.
 
@@ -63,11 +66,12 @@ def transcribe(
     model
         A model folder, or the name of a shipped model.
     format
-        txt: the words. json: words and tokens with times and confidences. srt, vtt: subtitles. ctm: a line a
-        word. textgrid: for Praat.
+        txt: the words. json: words and tokens with times and confidences. srt, vtt: subtitles. ctm: one line per
+        word. textgrid: for Praat. If not given, the ending of --output decides, else txt.
     output
-        A folder that takes one file for each recording, in subfolders as they were found; a file if there is one
-        recording; else standard output. A name without an ending, or with a / at its end, is a folder.
+        A file for one recording, its format by its ending: talk.srt. Or a folder (a name without an ending, or
+        with a / at its end) for one file per recording, in subfolders as they were found. Standard output if not
+        given.
     block_size
         Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
     strategy
@@ -94,9 +98,9 @@ def transcribe(
     sources = list(_sources(files))
     if figure and (len(sources) > 1 or figure.suffix.lower() not in PICTURES):
         raise UsageError(f"--figure {figure}: a picture is of one recording, and ends in .svg, .png or .pdf")
-    if show and output is None and format != "txt":
+    if show and output is None and format not in (None, "txt"):
         raise UsageError(f"--show takes up standard output: add --output for the {format}")
-    targets = _targets(output, sources, format)
+    targets, written = _targets(output, sources, format)
     _probe(targets, figure)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
     failures: list[ImputerError] = []
@@ -111,7 +115,7 @@ def transcribe(
         if show:
             _show(result, source.name, size)
         if targets or not show:
-            _write(result, source.name, format, targets.get(source), several=len(sources) > 1)
+            _write(result, source.name, written, targets.get(source), several=len(sources) > 1)
     if failures:
         sys.exit(max(error.exit_code for error in failures))
 
@@ -123,49 +127,40 @@ def _sources(files: tuple[str, ...]) -> Iterator[Source]:
     for file in files:
         if file == "-":
             if sys.stdin.isatty():
-                raise UsageError("- stands for audio on standard input, but there is only the keyboard")
+                raise UsageError(
+                    "standard input is a terminal; pipe audio in: imputer transcribe - < speech.wav"
+                )
             yield Source("standard input", sys.stdin.buffer, Path("stdin"))
         elif file.startswith("-"):
-            raise UsageError(f"unknown option {file}; a file of that name can be given as ./{file}")
+            raise UsageError(f"{unknown_option(file, transcribe)} (a file of that name: ./{file})")
         elif Path(file).is_dir():
-            found = sorted(p for p in Path(file).rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+            found = sorted(path for path in Path(file).rglob("*") if is_audio(path) and path.is_file())
             if not found:
-                raise UsageError(f"the folder {file} holds no audio ({' '.join(sorted(ENDINGS))})")
+                raise UsageError(f"the folder {file} holds no audio ({' '.join(sorted(AUDIO_ENDINGS))})")
             yield from (Source(str(path), path, path.relative_to(file)) for path in found)
         else:
             yield Source(file, file, Path(Path(file).name))
 
 
-def _targets(output: str | None, sources: list[Source], format: str) -> dict[Source, Path]:
-    """The file of each recording; none for standard output."""
+def _targets(
+    output: str | None, sources: list[Source], format: Format | None
+) -> tuple[dict[Source, Path], Format]:
+    """The file of each recording, none for standard output; and their format."""
     if output is None:
         if len(sources) > 1 and format in ONE_FILE_EACH:
             raise UsageError(f"{len(sources)} recordings as {format} need a folder: add --output FOLDER")
-        return {}
+        return {}, format or "txt"
     path = Path(output)
-    if len(sources) > 1 and path.is_file():
+    named_as_folder = path.is_dir() or output.endswith(("/", os.sep))
+    if len(sources) > 1 and not named_as_folder and (path.is_file() or outputs.names_format(path)):
         raise UsageError(f"--output {path} is a file, but {len(sources)} recordings need a folder")
-    meant_as_file = path.is_file() or (path.suffix and not path.is_dir())
-    if len(sources) == 1 and meant_as_file and not output.endswith(("/", os.sep)):
+    if len(sources) == 1 and not named_as_folder and (path.is_file() or path.suffix):
         if isinstance(sources[0].audio, str | Path) and path.is_file() and path.samefile(sources[0].audio):
             raise UsageError(f"--output {path} is the recording itself")
-        return {sources[0]: path}
-    ending = "TextGrid" if format == "textgrid" else format
-    targets = {source: path / f"{source.place}.{ending}" for source in sources}
-    _refuse_same(targets)
-    return targets
-
-
-def _refuse_same(targets: dict[Source, Path]) -> None:
-    """Two recordings would be written to one file, and only the second would be left."""
-    first: dict[Path, Source] = {}
-    for source, path in targets.items():
-        other = first.setdefault(path, source)
-        if other is not source:
-            raise UsageError(
-                f"{other.name} and {source.name} would both be written to {path}: give the folder that holds both, "
-                "or transcribe them one after the other with another --output"
-            )
+        return {sources[0]: path}, outputs.format_of(path, format, "txt")
+    targets = {source: path / outputs.transcript_of(source.place, format or "txt") for source in sources}
+    outputs.refuse_same({source.name: target for source, target in targets.items()})
+    return targets, format or "txt"
 
 
 def _probe(targets: dict[Source, Path], figure: Path | None) -> None:
@@ -214,7 +209,9 @@ def _seconds(sources: list[Source]) -> float | None:
     return round(total) or None
 
 
-def _write(transcript: "Transcript", name: str, format: str, target: Path | None, *, several: bool) -> None:
+def _write(
+    transcript: "Transcript", name: str, format: Format, target: Path | None, *, several: bool
+) -> None:
     import dataclasses
 
     from imputer import transcripts

@@ -9,11 +9,6 @@ from imputer.data.manifest import Utterance
 from imputer.data.text import TEXTS
 from imputer.errors import UsageError
 
-AUDIO_ENDINGS = {
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
-    *(".sph", ".nist", ".wv1", ".wv2", ".m4a", ".mp4", ".webm"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -76,7 +71,3 @@ def files_under(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             if not name.startswith("."):
                 yield Path(place, name)
-
-
-def is_audio(path: Path) -> bool:
-    return path.suffix.lower() in AUDIO_ENDINGS

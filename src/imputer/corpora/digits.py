@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from imputer import audio
-from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under, is_audio
+from imputer.audio.endings import is_audio
+from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under
 from imputer.corpora.folder import folder
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
 
+EVERYONE = "all"  # --test-speakers all
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = audio.SAMPLE_RATE
 
@@ -88,27 +90,31 @@ def _digit(text: str) -> int | None:
 
 
 def split_speakers(speakers: list[str], options: Options) -> dict[str, str]:
-    """train, valid or test for each speaker: by name where named, else drawn from the seed."""
-    unknown = sorted({*options.valid_speakers, *options.test_speakers} - set(speakers))
+    """train, valid or test for each speaker: as named, or else drawn from the seed.
+
+    Where speakers are named, those are held out and no others; all of them may be, for a set to test on only.
+    """
+    valid, test = (
+        speakers if named == (EVERYONE,) else list(named)
+        for named in (options.valid_speakers, options.test_speakers)
+    )
+    unknown = sorted({*valid, *test} - set(speakers))
     if unknown:
         raise UsageError(f"no such speaker: {', '.join(unknown)}; there are {', '.join(speakers)}")
-    both = sorted(set(options.valid_speakers) & set(options.test_speakers))
+    both = sorted(set(valid) & set(test))
     if both:
         raise UsageError(f"speakers cannot be in both valid and test: {', '.join(both)}")
-    named = {*options.valid_speakers, *options.test_speakers}
-    rest = [speaker for speaker in speakers if speaker not in named]
-    rest = [rest[i] for i in np.random.default_rng(options.seed).permutation(len(rest))]
-    test = list(options.test_speakers) or [
-        rest.pop() for _ in range(min(options.speakers_held_out, len(rest)))
-    ]
-    valid = list(options.valid_speakers) or [
-        rest.pop() for _ in range(min(options.speakers_held_out, len(rest)))
-    ]
-    if not rest:
-        raise UsageError(
-            f"holding out {len(test)} + {len(valid)} of {len(speakers)} speakers leaves none to train on"
-        )
-    return dict.fromkeys(rest, "train") | dict.fromkeys(valid, "valid") | dict.fromkeys(test, "test")
+    if not (valid or test):
+        drawn = [speakers[i] for i in np.random.default_rng(options.seed).permutation(len(speakers))][::-1]
+        held_out = options.speakers_held_out
+        test, valid = drawn[:held_out], drawn[held_out : 2 * held_out]
+        if len(drawn) <= 2 * held_out and (not options.splits or "train" in options.splits):
+            raise UsageError(
+                f"holding out {len(test)} + {len(valid)} of {len(speakers)} speakers leaves none to train on; for a "
+                "set to test on only: --test-speakers all"
+            )
+    train = set(speakers) - {*valid, *test}
+    return dict.fromkeys(train, "train") | dict.fromkeys(valid, "valid") | dict.fromkeys(test, "test")
 
 
 def _strings(speaker: str, recordings: list[Recording], options: Options) -> Iterator[Utterance | Dropped]:

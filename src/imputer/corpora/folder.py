@@ -11,7 +11,8 @@ import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from imputer.corpora.common import Dropped, Found, Options, files_under, is_audio, normaliser
+from imputer.audio.endings import is_audio
+from imputer.corpora.common import Dropped, Found, Options, files_under, normaliser
 from imputer.data.manifest import Utterance
 from imputer.errors import UsageError
 
@@ -45,11 +46,11 @@ def folder(source: Path, options: Options) -> Iterator[Found | Dropped]:
 
 def _pairs(source: Path, options: Options) -> Iterator[Found | Dropped]:
     text_of = normaliser(options, "plain")
-    found = False
-    for path in files_under(source):
-        if not is_audio(path):
-            continue
-        found = True
+    files = list(files_under(source))
+    recordings = [path for path in files if is_audio(path)]
+    if not recordings:
+        raise UsageError(f"{source} has neither audio files nor a .csv or .tsv table")
+    for path in recordings:
         name = path.relative_to(source)
         try:
             text = path.with_suffix(".txt").read_text(encoding="utf-8-sig")
@@ -62,8 +63,10 @@ def _pairs(source: Path, options: Options) -> Iterator[Found | Dropped]:
         speaker = name.parts[0] if len(name.parts) > 1 else ""
         identifier = "-".join(name.with_suffix("").parts)
         yield Found(Utterance(identifier, str(path), 0.0, text_of(text), speaker))
-    if not found:
-        raise UsageError(f"{source} holds neither audio nor a .csv or .tsv table")
+    with_audio = {path.with_suffix("") for path in recordings}
+    for path in files:
+        if path.suffix == ".txt" and path.with_suffix("") not in with_audio:
+            yield Dropped("no audio file of the same name", str(path))
 
 
 def _table(table: Path, root: Path, options: Options) -> Iterator[Found | Dropped]:

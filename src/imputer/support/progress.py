@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar with the time left on a terminal, a line every 15 seconds elsewhere."""
 
 import sys
 import time
@@ -37,29 +37,25 @@ def track(items: Iterable[Item], title: str, total: float | None = None) -> Iter
 
 def _terminal_bar(title: str, total: float | None, unit: str, before: float) -> Iterator[Callable[..., None]]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn(f"{unit} {{task.fields[note]}}"),
+        TextColumn("{task.fields[count]} {task.fields[note]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
-        task = progress.add_task(title, total=total, completed=before, note="")  # type: ignore[arg-type]
+        done, said = before, ""
+        task = progress.add_task(title, total=total, note=said, count=_count(done, total, unit))
+        progress.update(task, completed=before)
 
         def advance(amount: float = 1, note: str | None = None) -> None:
-            progress.update(task, advance=amount, **({} if note is None else {"note": note}))  # type: ignore[arg-type]
+            nonlocal done, said
+            done, said = _within(done + amount, total), said if note is None else note
+            progress.update(task, completed=done, note=said, count=_count(done, total, unit))
 
         yield advance
 
@@ -71,7 +67,7 @@ def _plain_lines(title: str, total: float | None, unit: str, before: float) -> I
     def advance(amount: float = 1, note: str | None = None) -> None:
         nonlocal started, done, before, last, said
         now = time.monotonic()
-        done += amount
+        done = _within(done + amount, total)
         if not started and amount:
             started, before = now, done  # the first also waited for whatever had to be loaded or compiled
         said = said if note is None else note
@@ -79,11 +75,23 @@ def _plain_lines(title: str, total: float | None, unit: str, before: float) -> I
             return
         last = now
         since = done - before
-        count = f"{done:g}/{total:g} {unit}" if total else f"{done:g} {unit}"
         left = f"{clock((now - started) * (total - done) / since)} left" if total and since else ""
-        print(f"{title}: {', '.join(filter(None, [count.strip(), said, left]))}", file=sys.stderr, flush=True)
+        print(
+            f"{title}: {', '.join(filter(None, [_count(done, total, unit), said, left]))}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     yield advance
+
+
+def _within(done: float, total: float | None) -> float:
+    """A total may be an estimate, from a file's header say: what is done never passes it."""
+    return min(done, total) if total else done
+
+
+def _count(done: float, total: float | None, unit: str) -> str:
+    return (f"{done:.0f}/{total:.0f} {unit}" if total else f"{done:.0f} {unit}").strip()
 
 
 def clock(seconds: float) -> str:

@@ -1,0 +1,60 @@
+"""What commands that write transcripts share: the format of a file by its ending, and one file per recording."""
+
+from pathlib import Path
+from typing import Literal
+
+from imputer.audio.endings import is_audio
+from imputer.errors import UsageError
+
+Format = Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"]
+ENDINGS: dict[str, Format] = {
+    ".txt": "txt",
+    ".json": "json",
+    ".srt": "srt",
+    ".vtt": "vtt",
+    ".ctm": "ctm",
+    ".TextGrid": "textgrid",
+}
+_LOWER = {ending.lower(): format for ending, format in ENDINGS.items()}
+
+
+def names_format(path: Path) -> bool:
+    """Whether the ending of ``path`` is that of a format."""
+    return path.suffix.lower() in _LOWER
+
+
+def format_of(path: Path, given: Format | None, default: Format) -> Format:
+    """The format to write to the file ``path``: by its ending, unless ``--format`` says it."""
+    named = _LOWER.get(path.suffix.lower())
+    if named is None and path.suffix and given is None:
+        raise UsageError(
+            f"--output {path}: {path.suffix} is not the ending of a format ({' '.join(ENDINGS)}); add --format"
+        )
+    if named and given and named != given:
+        fitting = path.with_suffix(ending(given))
+        raise UsageError(
+            f"--output {path} and --format {given} disagree: leave one out, or write to {fitting}"
+        )
+    return named or given or default
+
+
+def ending(format: Format) -> str:
+    return next(ending for ending, name in ENDINGS.items() if name == format)
+
+
+def transcript_of(recording: Path, format: Format) -> Path:
+    """a.flac -> a.srt; a name without the ending of an audio file is kept whole."""
+    stem = recording.with_suffix("") if is_audio(recording) else recording
+    return stem.with_name(stem.name + ending(format))
+
+
+def refuse_same(targets: dict[str, Path]) -> None:
+    """Two recordings that would be written to one file are an error: only the second would be left."""
+    first: dict[Path, str] = {}
+    for name, path in targets.items():
+        other = first.setdefault(path, name)
+        if other != name:
+            raise UsageError(
+                f"{other} and {name} would both be written to {path}: rename one, or write them to different "
+                "folders with --output"
+            )
