@@ -58,7 +58,6 @@ def test_every_colour_has_a_counterpart_on_dark_pages(tmp_path):
     plots.save(tmp_path / "lines.svg", [plots.Panel("x", "y", lines)])
     path = drawings.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
     drawings.save(path, tmp_path / "path.svg")
-    drawings.save(drawings.lattice(["A", "B"], [1, 0, 2], [False, True, False]), tmp_path / "lattice.svg")
     for file in tmp_path.glob("*.svg"):
         svg = file.read_text()
         rules, drawn = svg.split("</style>")
@@ -98,57 +97,6 @@ def test_error_rates_by_block_size(tmp_path):
     drawings.save(axes.figure, tmp_path / "w.png")
 
 
-def enumerate_alignments(target, frames, merge):
-    """All (places of tokens or 0) that collapse to the target, by trying everything."""
-    for a in itertools.product(range(len(target) + 1), repeat=frames):
-        said = [t for n, t in enumerate(a) if t and not (merge and n and a[n - 1] == t)]
-        if said == list(range(1, len(target) + 1)) and (
-            not merge or all(not (a[n] and a[n + 1] and a[n] != a[n + 1] and target[a[n] - 1] == target[a[n + 1] - 1])
-                             for n in range(frames - 1))
-        ):  # fmt: skip
-            yield a
-
-
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("target", ["AB", "AA", "ABB"])
-def test_the_lattice_has_the_arcs_of_the_compatible_alignments(target, merge):
-    """Against every alignment there is: those whose states agree wherever the frame is committed."""
-    frames = 5
-    every = list(enumerate_alignments(target, frames, merge))
-    count = 2 * len(target) + 1 if merge else len(target) + 1
-
-    def path(a):
-        return drawings._state_path(a, merge)
-
-    for a in every[:: max(1, len(every) // 6)]:
-        for committed in itertools.product([False, True], repeat=frames):
-            agreeing = [
-                other
-                for other in every
-                if all(
-                    not fixed or (path(other)[n] == path(a)[n] and (merge or other[n] == a[n]))
-                    for n, fixed in enumerate(committed)
-                )
-            ]
-            expected = {
-                (n, before, after)
-                for other in agreeing
-                for n, (before, after) in enumerate(itertools.pairwise([0, *path(other)]))
-            }
-            assert drawings._reachable(path(a), committed, count, merge, target) == expected
-
-
-def test_the_lattice_is_drawn(tmp_path):
-    figure = drawings.lattice(["▁A", "B", "C", "D"], [1, 0, 2, 0, 0, 3, 4], [1, 1, 1, 0, 0, 0, 1], title="y")
-    (axes,) = figure.axes
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["[A", "_", "B", "∅", "∅", "∅", "D"]
-    rings = [line for line in axes.lines if line.get_markersize() == 11]
-    assert [int(line.get_xdata()[0]) for line in rings] == [0, 1, 2, 6]
-    drawings.save(figure, tmp_path / "lattice.png")
-    merged = drawings.lattice(["A", "A"], [1, 1, 0, 2], [0, 1, 0, 0], merge_repeats=True)
-    assert len(merged.axes[0].get_yticklabels()) == 5
-
-
 def test_training_curves(tmp_path):
     lines = [{"step": s, "loss": 5 - s / 100} for s in range(0, 200, 20)]
     lines += [{"step": s, "valid": {"wer_1": 0.5, "wer_16": 0.4, "cer_1": 0.2}} for s in (100, 200)]
@@ -176,7 +124,7 @@ def test_bad_requests(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no steps"):
         drawings.training_curves({"x": tmp_path / "empty.jsonl"})
     with pytest.raises(UsageError, match=r"\.svg"):
-        drawings.save(drawings.lattice(["A"], [1], [True]), tmp_path / "picture.bmp")
+        drawings.save(drawings.sheet(1, 1), tmp_path / "picture.bmp")
     real = builtins.__import__
 
     def without(name, *rest):
@@ -186,4 +134,4 @@ def test_bad_requests(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"imputer-asr\[figures\]"):
-        drawings.lattice(["A"], [1], [True])
+        drawings.sheet(1, 1)

@@ -1,4 +1,4 @@
-"""Pictures, as SVG and PNG: the decoding path, error rate by block size, the lattice, training curves.
+"""Pictures, as SVG and PNG: the decoding path, error rate by block size, training curves.
 
 Every function draws a matplotlib figure and returns it; ``save`` writes it. A PNG is a white panel; an SVG follows the
 reader's light or dark scheme. matplotlib comes with the extra imputer-asr[figures].
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT, NEW, PATH = "#1f2933", "#a7b0ba", "#2f6fde", "#d9480f"
+INK, FAINT, NEW = "#1f2933", "#a7b0ba", "#2f6fde"
 COLOURS = ["#2f6fde", "#d9480f", "#2b8a3e", "#862e9c", "#b08900", "#0b7285", "#c2255c"]
 PAPER = "#ffffff"
 DARK = {PAPER: "#14181d", INK: "#e3e8ee", FAINT: "#66717d"} | dict(
@@ -108,63 +108,6 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     axes.minorticks_off()
     dress(axes, "block size = passes", "word error rate, %", title)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    return figure
-
-
-def lattice(
-    target: Sequence[str],
-    alignment: Sequence[int],
-    committed: Sequence[bool],
-    *,
-    merge_repeats: bool = False,
-    title: str = "",
-) -> "Figure":
-    """The lattice of a target with the states that committed frames force, after fig:dynamic_programming.
-
-    ``alignment`` holds 0 for blank and 1 .. |y| for the place of the token in ``target``; a place that repeats is a
-    repeat to be merged. Heavy arcs belong to some alignment of beta'(a~, a), light ones to beta(y) only; ringed
-    states are forced; the alignment itself is drawn in orange.
-    """
-    states = _state_path(alignment, merge_repeats)
-    labels = _state_labels(target, merge_repeats)
-    free = _reachable(states, [False] * len(states), len(labels), merge_repeats, target)
-    kept = _reachable(states, list(committed), len(labels), merge_repeats, target)
-    figure = sheet(0.55 * len(states) + 1.6, 0.42 * len(labels) + 1.5)
-    axes = figure.add_subplot()
-    for frame, before, after in free:
-        inside = (frame, before, after) in kept
-        axes.plot(
-            (frame - 1, frame),
-            (before, after),
-            color=INK if inside else FAINT,
-            linewidth=1.3 if inside else 0.6,
-            alpha=1.0 if inside else 0.7,
-            zorder=2 if inside else 1,
-        )
-    axes.plot(range(-1, len(states)), [0, *states], color=PATH, linewidth=2.6, alpha=0.85, zorder=3)
-    for frame, before, after in free:
-        for place in ((frame - 1, before), (frame, after)):
-            used = any(
-                (f == place[0] and b == place[1]) or (f - 1 == place[0] and a == place[1]) for f, a, b in kept
-            )
-            axes.plot(*place, "o", color=INK if used else FAINT, markersize=4 if used else 2.5, zorder=4)
-    for frame, (state, fixed) in enumerate(zip(states, committed, strict=True)):
-        if fixed:
-            ring: dict[str, Any] = {
-                "markersize": 11,
-                "markerfacecolor": "none",
-                "markeredgecolor": NEW,
-                "markeredgewidth": 1.8,
-            }
-            axes.plot(frame, state, "o", zorder=5, **ring)
-    symbols = [
-        (BLANK if token == 0 else _shown(target[token - 1])) if fixed else MASK
-        for token, fixed in zip(alignment, committed, strict=True)
-    ]
-    axes.set_xticks(range(len(states)), symbols, fontsize=9)
-    axes.set_yticks(range(len(labels)), labels, fontsize=9)
-    axes.set_xlim(-1.4, len(states) - 0.6)
-    dress(axes, "partial alignment ã, a frame each", "state: tokens emitted", title, grid=False)
     return figure
 
 
@@ -292,64 +235,6 @@ def _draw_line(
             x = edges[frame - start]
             axes.plot((x, x), (top - 0.5, top + len(rows) - 0.5), color=INK, linewidth=0.8)
     axes.text(-1.2, top - 0.95, "b", fontsize=7, color=INK, ha="right", va="center", style="italic")
-
-
-def _state_path(alignment: Sequence[int], merge_repeats: bool) -> list[int]:
-    """The lattice state after every frame: tokens emitted, or the index into _ y1 _ y2 _ ... with merging."""
-    states, emitted = [], 0
-    for frame, token in enumerate(alignment):
-        repeat = merge_repeats and frame > 0 and alignment[frame - 1] == token
-        emitted += token != 0 and not repeat
-        states.append((2 * emitted - (token != 0)) if merge_repeats else emitted)
-    return states
-
-
-def _state_labels(target: Sequence[str], merge_repeats: bool) -> list[str]:
-    if not merge_repeats:
-        return ["start", *map(_shown, target)]
-    return [label for piece in target for label in (BLANK, _shown(piece))] + [BLANK]
-
-
-def _reachable(
-    states: Sequence[int], forced: Sequence[bool], count: int, merge_repeats: bool, target: Sequence[str]
-) -> set[tuple[int, int, int]]:
-    """Arcs (frame, state before, state after) on some path from start to end through every forced state.
-
-    Without merging, a forced frame fixes its symbol too, so both ends of its arc are those of the alignment.
-    """
-
-    def arcs(frame: int, before: int) -> list[int]:
-        steps = [before, before + 1]
-        if (
-            merge_repeats
-            and before % 2 == 1
-            and before + 2 < count
-            and target[before // 2] != target[before // 2 + 1]
-        ):
-            steps.append(before + 2)
-        if merge_repeats and frame == 0:
-            steps = [0, 1]
-        steps = [state for state in steps if state < count]
-        if not forced[frame]:
-            return steps
-        right_symbol = merge_repeats or before == (states[frame - 1] if frame else 0)
-        return [states[frame]] if states[frame] in steps and right_symbol else []
-
-    ends = {count - 1, count - 2} if merge_repeats else {count - 1}
-    layers = [{0}]
-    for frame in range(len(states)):
-        layers.append({after for before in layers[-1] for after in arcs(frame, before)})
-    alive, found = layers[-1] & ends, set()
-    for frame in reversed(range(len(states))):
-        links = {
-            (frame, before, after)
-            for before in layers[frame]
-            for after in arcs(frame, before)
-            if after in alive
-        }
-        found |= links
-        alive = {before for _, before, _ in links}
-    return found
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
