@@ -98,6 +98,24 @@ def test_best_alignment_is_maximal_where_a_greedy_aligner_fails():
     assert score.item() == pytest.approx(-0.4)
 
 
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 2), max_size=3), st.integers(0, 6)), min_size=0, max_size=4),
+    st.integers(0, 2),
+    st.booleans(),
+)
+@quick
+def test_feasible_in_batches_of_any_width(items, room, merge):
+    """Empty batches and batches of empty targets (width 0) included."""
+    width = max((len(target) for target, _ in items), default=0) + room
+    targets = torch.ones(len(items), width, dtype=torch.int64)  # the padding repeats a token
+    for item, (target, _) in enumerate(items):
+        targets[item, : len(target)] = torch.tensor(target, dtype=torch.int64)
+    sizes = torch.tensor([len(target) for target, _ in items], dtype=torch.int64)
+    lengths = torch.tensor([frames for _, frames in items], dtype=torch.int64)
+    expected = [bool(oracle.alignments(target, frames, 0, merge)) for target, frames in items]
+    assert feasible(targets, lengths, sizes, merge_repeats=merge).tolist() == expected
+
+
 def test_best_alignment_of_an_infeasible_item_is_blank():
     ids, score = best_alignment(
         torch.zeros(1, 2, 3), torch.tensor([[1, 2, 1]]), torch.tensor([2]), torch.tensor([3])

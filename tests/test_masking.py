@@ -26,6 +26,16 @@ def close_to(counts, expected, draws):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@given(batch=st.integers(0, 3), block_size=st.integers(1, 9), width=st.sampled_from([None, 0, 5]))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_batch_without_frames_commits_nothing(policy, batch, block_size, width):
+    lengths = torch.zeros(batch, dtype=torch.int64)
+    committed = POLICIES[policy](lengths, block_size=block_size, generator=seeded(), width=width)
+    assert committed.shape == (batch, width or 0)
+    assert not committed.any()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     block_size=st.integers(1, 12),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imputer import rollin
-from imputer.alignments import collapse
+from imputer.alignments import collapse, feasible
 from imputer.errors import UsageError
 
 PROVENANCE = rollin.Provenance("abc", False, 0.04)
@@ -46,17 +46,23 @@ def test_noise_really_moves_both_ways(noise: str) -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(case=some_alignment(), frames=st.integers(1, 40))
-def test_stretching_keeps_the_target_or_says_it_does_not_fit(
+def test_stretching_keeps_the_target_and_fails_only_where_no_alignment_exists(
     case: tuple[list[int], bool], frames: int
 ) -> None:
     alignment, merge = case
     target = collapse(alignment, merge_repeats=merge)
     stretched = rollin.stretch(alignment, frames, merge_repeats=merge)
-    if stretched is None:
-        assert frames < len(alignment)
-    else:
+    lengths = torch.tensor([frames]), torch.tensor([len(target)])
+    fits = feasible(torch.tensor([target], dtype=torch.long), *lengths, merge_repeats=merge)
+    assert (stretched is not None) == fits.item()
+    if stretched is not None:
         assert len(stretched) == frames
         assert collapse(stretched, merge_repeats=merge) == target
+
+
+def test_a_tight_fit_is_found() -> None:
+    tight = rollin.stretch([2, 2, 2, 2, 2, 3, 1, 1, 0, 1], 5, merge_repeats=True)
+    assert tight == [2, 3, 1, 0, 1]
 
 
 def test_stretching_keeps_proportions() -> None:

@@ -1,7 +1,7 @@
-"""Alignments a: collapse (beta^-1), state paths, masked segments, c(a~, a), the best one.
+"""Alignments a: collapse (beta^-1), state paths, masked segments, c(a~, a), feasibility, the best alignment.
 
-An alignment gives every frame of the input a token of V+ (blank included); deleting its blanks leaves the target.
-With ``merge_repeats`` runs of one token count once, as in classical CTC.
+An alignment assigns a token of V+ (blank included) to every frame of the input; deleting its blanks gives the target.
+With ``merge_repeats`` repeated tokens are first merged, as in classical CTC.
 """
 
 import math
@@ -28,7 +28,7 @@ def collapse(alignment: Ids, *, blank: int = 0, merge_repeats: bool = False) -> 
 def state_path(alignments: Tensor, *, blank: int = 0, merge_repeats: bool = False) -> Tensor:
     """The lattice state of every frame: 2j for a blank after j tokens, 2j - 1 for a frame that emits token j.
 
-    Works along the last axis, so for (frame,) and (batch, frame) alike; padding of blanks changes nothing.
+    Works along the last axis, so for (frame,) and for (batch, frame). Blanks as padding do not change other states.
     """
     emits = alignments != blank
     begins = emits.clone()
@@ -38,7 +38,7 @@ def state_path(alignments: Tensor, *, blank: int = 0, merge_repeats: bool = Fals
 
 
 class Segment(NamedTuple):
-    """A contiguous masked-out stretch: where it starts, s_n frames, s_k target tokens begun inside it."""
+    """A contiguous stretch of masked frames: its start, s_n frames, s_k target tokens begun inside it."""
 
     start: int
     frames: int
@@ -64,9 +64,9 @@ def masked_segments(
 def compatible_count(
     alignment: Ids, committed: Tensor | Iterable[bool], *, blank: int = 0, merge_repeats: bool = False
 ) -> int:
-    """c(a~, a): how many alignments agree with ``alignment`` in the state of every committed frame.
+    """c(a~, a): the number of alignments that agree with ``alignment`` in the state of every committed frame.
 
-    Without merging it is the paper's product of binomials; with merging, see ``_ways_merging``.
+    Without merging it is the paper's product of binomials; with merging, see ``_paths_merging``.
     """
     segments = masked_segments(alignment, committed, blank=blank, merge_repeats=merge_repeats)
     if not merge_repeats:
@@ -74,7 +74,7 @@ def compatible_count(
     states, _ = _states(alignment, committed, blank, merge_repeats)
     target = collapse(alignment, blank=blank, merge_repeats=True)
     return math.prod(
-        _ways_merging(
+        _paths_merging(
             segment.frames,
             states[segment.start - 1] if segment.start else 0,
             states[end] if (end := segment.start + segment.frames) < len(states) else 2 * len(target),
@@ -84,12 +84,12 @@ def compatible_count(
     )
 
 
-def _ways_merging(frames: int, before: int, after: int, target: list[int]) -> int:
-    """Paths of ``frames`` frames from state ``before`` to state ``after`` when repeats merge.
+def _paths_merging(frames: int, before: int, after: int, target: list[int]) -> int:
+    """Number of paths of ``frames`` frames from state ``before`` to state ``after`` when repeats merge.
 
-    A path visits m states it must and u of o states it may, each for at least one frame, which gives
-    sum_u C(o, u) C(n - 1, m + u - 1) = C(n - 1 + o, n - m) ways (Vandermonde). Both ends may be visited; of those
-    between, tokens must be, and blanks only between equal tokens.
+    A path visits m mandatory states and u of o optional states, each for at least one frame, which gives
+    sum_u C(o, u) C(n - 1, m + u - 1) = C(n - 1 + o, n - m) paths (Vandermonde). Both ends are optional; in between,
+    tokens are mandatory, and so are blanks between equal tokens; other blanks are optional.
     """
     if before == after:
         return 1
@@ -103,12 +103,12 @@ def _ways_merging(frames: int, before: int, after: int, target: list[int]) -> in
 def feasible(
     targets: Tensor, frame_lengths: Tensor, target_lengths: Tensor, *, merge_repeats: bool = False
 ) -> Tensor:
-    """(batch,) bool: whether the frames can hold the target; with merging, equal neighbours need a blank between."""
+    """(batch,) bool: whether the target fits the frames; with merging, equal neighbours need a blank in between."""
     targets, frames, sizes = (torch.as_tensor(given) for given in (targets, frame_lengths, target_lengths))
     if not merge_repeats:
         return frames >= sizes
-    inside = torch.arange(1, targets.shape[1], device=targets.device) < sizes[:, None]
-    repeats = ((targets[:, 1:] == targets[:, :-1]) & inside).sum(1)
+    position = torch.arange(targets.shape[1], device=targets.device)[1:]
+    repeats = ((targets[:, 1:] == targets[:, :-1]) & (position < sizes[:, None])).sum(1)
     return frames >= sizes + repeats
 
 
@@ -123,8 +123,8 @@ def best_alignment(
 ) -> tuple[Tensor, Tensor]:
     """argmax_a q(a | x, y), eqn:argmax_alignment: (batch, frame) ids, blank beyond the length, and (batch,) log prob.
 
-    Exact. Of equally probable alignments it takes the one whose state path is highest, compared from the last
-    frame back, so tokens come as early as they can. An infeasible item gets blanks and -inf.
+    Exact. Of equally probable alignments it returns the one whose state path is highest, compared from the last
+    frame back, so tokens come as early as possible. An infeasible item gets blanks and -inf.
     """
     return lattice.best(
         log_probs, targets, frame_lengths, target_lengths, blank=blank, merge_repeats=merge_repeats

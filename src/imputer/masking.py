@@ -1,8 +1,8 @@
 """Masking policies r: which frames of an alignment stay committed in a~ (Section Roll-in Policy).
 
 A policy is ``f(frame_lengths, *, block_size, generator, width=None) -> Bool (batch, frame)``; True = committed,
-False = masked out, and False beyond an item's length. The frame axis is as long as the longest item, or ``width``.
-What an item draws depends on the generator and, called alone, on its own length only: ``width`` is mere padding.
+False = masked out, and False beyond an item's length. The frame axis has the length of the longest item, or ``width``.
+``width`` only pads: it does not change what is drawn.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def bernoulli(
     width: int | None = None,
     probability: float = 0.5,
 ) -> Tensor:
-    """Every frame is committed with ``probability``, on its own."""
+    """Every frame is committed with ``probability``, independently."""
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be in 0..1, got {probability}")
     draws, inside = _draws(frame_lengths, block_size, generator)
@@ -31,7 +31,7 @@ def bernoulli(
 def uniform(
     frame_lengths: Tensor, *, block_size: int = 1, generator: torch.Generator, width: int | None = None
 ) -> Tensor:
-    """The number of committed frames is uniform on 0..T; which they are is then a fair draw."""
+    """The number of committed frames is uniform on 0..T; then the frames are drawn uniformly."""
     draws, inside = _draws(frame_lengths, block_size, generator)
     lengths = inside.sum(1)
     share = torch.rand(len(draws), generator=generator, dtype=torch.float64, device=draws.device)
@@ -44,12 +44,12 @@ def block(
 ) -> Tensor:
     """c frames of every block are committed, c uniform on 0..B-1, one c for all blocks of an utterance.
 
-    That is what decoding has done after c passes. In a last block of n < B frames it has committed min(c, n), since
-    each pass fills one slot of every block that has one left; so does this.
+    This is the state of decoding after c passes. A last block of n < B frames has min(c, n) committed, because each
+    pass commits one frame of every block that has masked frames.
     """
-    # DEPARTURE masking-range: the paper masks b in [0, B) tokens of each block, which never shows the model the
-    # all-masked start of decoding but does show complete alignments. We commit c in [0, B), as its passes do.
-    # The printed range is ``block_printed``.
+    # DEPARTURE masking-range: the paper masks b in [0, B) tokens of each block, which excludes the all-masked start of
+    # decoding and includes complete alignments. We commit c in [0, B), as decoding does. ``block_printed`` has the
+    # printed range.
     rank, inside, number = _block_draws(frame_lengths, block_size, generator)
     return _widened((rank < number) & inside, frame_lengths, width)
 
@@ -57,7 +57,7 @@ def block(
 def block_printed(
     frame_lengths: Tensor, *, block_size: int, generator: torch.Generator, width: int | None = None
 ) -> Tensor:
-    """As the paper prints it: b frames of every block are masked out, b uniform on 0..B-1; min(b, n) of a short one."""
+    """As printed in the paper: b frames of every block are masked out, b uniform on 0..B-1; min(b, n) if short."""
     rank, inside, number = _block_draws(frame_lengths, block_size, generator)
     return _widened((rank >= number) & inside, frame_lengths, width)
 
@@ -71,7 +71,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def _draws(frame_lengths: Tensor, block_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(batch, frame) numbers in [0, 1), 2 beyond the length so that they rank last; and whether a frame is inside."""
+    """(batch, frame) uniform draws, 2 beyond the length so that they rank last; and whether a frame is inside."""
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     lengths = torch.as_tensor(frame_lengths)
@@ -100,11 +100,11 @@ def _block_draws(
     number = torch.randint(block_size, (batch, 1), generator=generator, device=draws.device)
     padded = torch.nn.functional.pad(draws, (0, -frames % block_size), value=2.0)
     rank = _rank(padded.view(batch, padded.shape[1] // block_size, block_size))
-    return rank.view(batch, -1)[:, :frames], inside, number
+    return rank.flatten(1)[:, :frames], inside, number
 
 
 def _rank(draws: Tensor) -> Tensor:
-    """The place of each number in ascending order along the last axis."""
+    """The rank of each number in ascending order along the last axis."""
     return draws.argsort(dim=-1, stable=True).argsort(dim=-1)
 
 

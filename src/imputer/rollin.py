@@ -1,7 +1,7 @@
 """The roll-in policy q x r (sec:rollin_policy): expert alignments, their noise, and masking -> (a, a~).
 
-Alignments come from an expert, are stored offline in one compact file, and are shaken and masked on the fly.
-What is drawn for (seed, step, utterance) never depends on batching, ranks or history.
+Alignments come from an expert, are stored offline in one compact file, and are perturbed and masked during training.
+What is drawn for (seed, step, utterance) does not depend on batching, ranks or earlier draws.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Segment:
 
 
 def segments(alignment: Sequence[int], *, merge_repeats: bool = False) -> list[Segment]:
-    """The segments of an alignment; only with merging can one be longer than a frame."""
+    """The segments of an alignment; without merging each has one frame."""
     found: list[Segment] = []
     previous = BLANK
     for frame, token in enumerate(alignment):
@@ -57,18 +57,18 @@ def from_segments(parts: Iterable[Segment], frames: int) -> list[int]:
     return alignment
 
 
-# --- noise: q_phi' = a* + N, eqn:expert_noise. Whatever it does, collapse(noised) == collapse(alignment).
+# --- noise: q_phi' = a* + N, eqn:expert_noise. Always collapse(noised) == collapse(alignment).
 
 
 def no_noise(alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False) -> list[int]:
-    """The expert's alignment itself."""
+    """The expert's alignment, unchanged."""
     return alignment
 
 
 def utterance_noise(
     alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False
 ) -> list[int]:
-    """Shift the whole alignment by one frame left, right, or not at all; never over the edge with a token."""
+    """Shift the whole alignment by -1, 0 or 1 frames; not at all if that would push a token over the edge."""
     shift = int(torch.randint(-1, 2, (), generator=generator))
     shifted = {-1: [*alignment[1:], BLANK], 0: alignment, 1: [BLANK, *alignment[:-1]]}[shift]
     keeps_tokens = len(segments(shifted, merge_repeats=merge_repeats)) == len(
@@ -80,11 +80,11 @@ def utterance_noise(
 def token_noise(
     alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False
 ) -> list[int]:
-    """Shift every token by one frame left, right, or not at all, as far as its neighbours leave room."""
+    """Shift every token by -1, 0 or 1 frames, as far as its neighbours leave room."""
     parts = segments(alignment, merge_repeats=merge_repeats)
     shifts = torch.randint(-1, 2, (len(parts),), generator=generator).tolist()
     starts = [part.start + shift for part, shift in zip(parts, shifts, strict=True)]
-    return from_segments(_settled(parts, starts, len(alignment), merge_repeats), len(alignment))
+    return from_segments(_placed(parts, starts, len(alignment), merge_repeats), len(alignment))
 
 
 NOISES: dict[str, Callable[..., list[int]]] = {
@@ -97,29 +97,39 @@ NOISES: dict[str, Callable[..., list[int]]] = {
 def stretch(alignment: list[int], frames: int, *, merge_repeats: bool = False) -> list[int] | None:
     """The alignment of the same tokens over another number of frames (speech played faster or slower).
 
-    None if they do not fit.
+    None if and only if the tokens do not fit.
     """
     if frames == len(alignment):
         return alignment
     ratio = frames / max(1, len(alignment))
-    parts = []
-    for part in segments(alignment, merge_repeats=merge_repeats):
-        length = max(1, int(part.length * ratio)) if merge_repeats else 1
-        centre = (part.start + part.length / 2) * ratio  # its middle stays where the speech is
-        parts.append(Segment(part.token, int(centre - length / 2 + 0.5), length))
-    settled = _settled(parts, [part.start for part in parts], frames, merge_repeats)
-    if settled and settled[0].start < 0:
+    parts = segments(alignment, merge_repeats=merge_repeats)
+    gaps = sum(_gaps(parts, merge_repeats))
+    if len(parts) + gaps > frames:
         return None
-    return from_segments(settled, frames)
+    lengths = [max(1, int(part.length * ratio)) if merge_repeats else 1 for part in parts]
+    for _ in range(sum(lengths) + gaps - frames):  # a tight fit: shorten the longest segments
+        lengths[lengths.index(max(lengths))] -= 1
+    stretched, starts = [], []
+    for part, length in zip(parts, lengths, strict=True):
+        centre = (part.start + part.length / 2) * ratio  # in proportion to the recording
+        starts.append(int(centre - length / 2 + 0.5))
+        stretched.append(Segment(part.token, starts[-1], length))
+    return from_segments(_placed(stretched, starts, frames, merge_repeats), frames)
 
 
-def _settled(parts: list[Segment], starts: list[int], frames: int, merge_repeats: bool) -> list[Segment]:
-    """Segments near the wanted starts, in order, without overlap, equal neighbours apart where repeats merge.
+def _gaps(parts: list[Segment], merge_repeats: bool) -> list[int]:
+    """Blank frames required before each segment: one between equal tokens where repeats merge."""
+    return [0] * bool(parts) + [
+        int(merge_repeats and a.token == b.token) for a, b in itertools.pairwise(parts)
+    ]
 
-    Pushed right by the neighbour before, then left by the neighbour after or the end; if there is no room the
-    first one starts before frame 0.
+
+def _placed(parts: list[Segment], starts: list[int], frames: int, merge_repeats: bool) -> list[Segment]:
+    """Segments near the wanted starts, in order, without overlap, with the required gaps; they must fit ``frames``.
+
+    Each is pushed right by the segment before it, then left by the segment after it or the end.
     """
-    gaps = [0] + [int(merge_repeats and a.token == b.token) for a, b in itertools.pairwise(parts)]
+    gaps = _gaps(parts, merge_repeats)
     starts = list(starts)
     edge = 0
     for i, part in enumerate(parts):
@@ -136,7 +146,7 @@ def _settled(parts: list[Segment], starts: list[int], frames: int, merge_repeats
 
 
 def generator_for(*key: int | str) -> torch.Generator:
-    """A generator seeded by what it is for, so that a draw depends on nothing else."""
+    """A generator seeded by ``key``: a draw depends on nothing else."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -156,8 +166,8 @@ def draw(
 ) -> tuple[Tensor, Tensor, list[bool]]:
     """Sample a ~ q_phi' and a~ ~ r(a): alignments (batch, frame), committed (batch, frame), and which are usable.
 
-    ``expert`` gives the stored alignment of an utterance. One that cannot be stretched over the frames at hand
-    is all blank and marked unusable. The share ``all_masked`` of utterances commits nothing, as decoding begins.
+    ``expert`` returns the stored alignment of an utterance. One that does not fit its number of frames
+    is all blank and marked unusable. A share ``all_masked`` of the utterances commits nothing, like the first pass.
     """
     width = max(frame_lengths)
     alignments = torch.zeros(len(ids), width, dtype=torch.long)
@@ -189,11 +199,10 @@ def forced_imputation(
     mask: int,
     merge_repeats: bool = False,
 ) -> Tensor:
-    """Alignments (batch, frame) of known targets, found as decoding would find them: the stale copy's q_theta'.
+    """Alignments (batch, frame) of known targets by the passes of decoding: the stale copy's q_theta'.
 
-    Every pass takes the best path through the lattice that the commitments so far allow, and commits from it the
-    likeliest masked frame of each block. Choices of one path never contradict each other, so what comes out
-    collapses to its target.
+    Every pass computes the best path that agrees with the frames committed so far, and commits the most probable
+    masked frame of each block. All frames of a pass belong to one path, so the result collapses to its target.
     """
     batch, frames = len(frame_lengths), int(frame_lengths.max())
     device = targets.device
