@@ -39,7 +39,7 @@ class Vocabulary:
             )
         self.size: int = self._model.GetPieceSize() - 1
         self._pieces: list[str] = [self._model.IdToPiece(i) for i in range(self.size + 1)]
-        self._alphabet = {piece for piece in self._pieces[1:] if len(piece) == 1} | {" "}
+        self.alphabet = {piece for piece in self._pieces[1:] if len(piece) == 1} | {" "}
 
     @property
     def mask(self) -> int:
@@ -89,13 +89,18 @@ class Vocabulary:
         """Token ids in 1..size; a character that no piece holds is an error that names it, or is dropped."""
         text = " ".join(text.split())
         if drop_unknown:
-            text = "".join(character for character in text if character in self._alphabet)
+            text = "".join(character for character in text if character in self.alphabet)
         tokens: list[int] = self._model.EncodeAsIds(text)
         if self.blank in tokens:
-            unknown = sorted(set(text) - self._alphabet)
+            unknown = sorted(set(text) - self.alphabet)
             named = ", ".join(map(repr, unknown))
             raise ImputerError(f"the vocabulary has no token for {named} in {text!r}")
         return tokens
+
+    def encode_each(self, texts: list[str]) -> list[list[int] | None]:
+        """Token ids of each text, or None where no piece holds one of its characters."""
+        encoded: list[list[int]] = self._model.EncodeAsIds([" ".join(text.split()) for text in texts])
+        return [None if self.blank in tokens else tokens for tokens in encoded]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of token ids; blanks and masks are no tokens and raise."""

@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": "Show the shipped models decoding, pass by pass; or train one.",
     "prepare": "Turn a corpus or a folder of recordings into a manifest.",
     "train": "Train a CTC expert or an Imputer.",
+    "lm": "Build language models over the pieces of a model.",
     "evaluate": "Score a model: word and character error rates with intervals.",
     "export": "Write a model as ONNX, in float32 or int8.",
     "reproduce": "Regenerate the paper's tables and figures.",

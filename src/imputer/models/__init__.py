@@ -3,6 +3,7 @@
 model.safetensors   weights
 config.toml         network, front end, vocabulary fingerprint
 tokenizer.model     vocabulary
+lm.bin              language model, if it has one
 """
 
 from pathlib import Path
@@ -18,6 +19,7 @@ from imputer.support import atomic_files
 from imputer.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.model"
+LANGUAGE_MODEL = "lm.bin"
 EXPORTED = "encode*.onnx"  # what the export of a model holds
 SHIPPED = Path(__file__).parent
 

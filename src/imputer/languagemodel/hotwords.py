@@ -1,0 +1,137 @@
+"""Hotwords: a bonus for words and phrases that are expected.
+
+A tree of the letters of all hotwords gives every prefix of one its share of the bonus. What is spelled follows the
+tree piece by piece, however the word is cut into pieces. Where it leaves the tree inside a word, the share is given
+back; where a word is complete, and the next piece starts another, it stays.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from imputer.data.text import read_lines
+from imputer.errors import UsageError
+from imputer.vocabulary import WORD_MARK, Vocabulary
+
+BONUS = 1.5  # nats per piece of a hotword
+
+
+@dataclass(frozen=True, slots=True)
+class Hotwords:
+    """Where each piece leads from each node of the tree, and the bonus that it brings or takes; node 0 is the root."""
+
+    following: NDArray[np.int32]  # (node, token)
+    bonus: NDArray[np.float32]  # (node, token)
+    end: NDArray[np.float32]  # (node,) what is taken at the end of the text
+
+
+def read(given: str) -> list[str]:
+    """Hotwords as people give them: names with commas between, or a file with one on a line."""
+    if given and "," not in given and Path(given).is_file():
+        return [line.strip() for _, line in read_lines(Path(given))]
+    return [word.strip() for word in given.split(",") if word.strip()]
+
+
+def hotwords(words: Iterable[str], vocabulary: Vocabulary, bonus: float = BONUS) -> Hotwords:
+    """The tree of words and phrases; ``bonus`` nats for every piece that the vocabulary spells them in."""
+    if isinstance(words, str):
+        raise UsageError(f"hotwords are a list of words, got the text {words!r}")
+    nodes: list[dict[str, int]] = [{}]
+    held, complete = [0.0], [False]  # the bonus held at a node; whether a hotword ends there
+    for word in words:
+        letters = WORD_MARK + WORD_MARK.join(word.split())
+        total = bonus * _piece_count(word, vocabulary)
+        spelled = len(letters.replace(WORD_MARK, ""))
+        node, so_far = 0, 0
+        for letter in letters:
+            if letter not in nodes[node]:
+                nodes[node][letter] = len(nodes)
+                nodes.append({})
+                held.append(0.0)
+                complete.append(False)
+            node = nodes[node][letter]
+            so_far += letter != WORD_MARK
+            held[node] = max(held[node], total * so_far / spelled)
+        complete[node] = True
+    return _tables(nodes, held, complete, vocabulary)
+
+
+def _piece_count(word: str, vocabulary: Vocabulary) -> int:
+    if not word.strip():
+        raise UsageError("a hotword is empty")
+    tokens = vocabulary.encode_each([word])[0]
+    if tokens is None:
+        strange = sorted(set(word) - vocabulary.alphabet)
+        named = ", ".join(map(repr, strange))
+        raise UsageError(f"hotword {word!r} has {named}, which this model never writes")
+    return len(tokens)
+
+
+def _tables(
+    nodes: list[dict[str, int]], held: list[float], complete: list[bool], vocabulary: Vocabulary
+) -> Hotwords:
+    safe = _safe(nodes, held, complete)
+    paths = _paths(nodes)
+    pieces = ["", *vocabulary.pieces(range(1, vocabulary.size + 1))]
+    starting: dict[str, list[int]] = {}
+    for token, piece in enumerate(pieces):
+        starting.setdefault(piece[:1], []).append(token)
+    starts_word = np.array([piece.startswith(WORD_MARK) for piece in pieces])
+    following = np.zeros((len(nodes), len(pieces)), np.int32)
+    bonus = np.zeros(following.shape, np.float32)
+    for node in sorted(range(len(nodes)), key=lambda node: len(paths[node])):
+        if node:  # what leaves the tree goes on from the longest end of its path that starts a hotword too
+            instead = _fallback(nodes, paths[node])
+            kept = np.where(starts_word & complete[node], held[node], safe[node])
+            following[node] = following[instead]
+            bonus[node] = kept - held[node] + held[instead] + bonus[instead]
+        for token in (token for letter in nodes[node] for token in starting.get(letter, ())):
+            if reached := _walk(nodes, node, pieces[token]):
+                following[node, token] = reached
+                bonus[node, token] = held[reached] - held[node]
+    end = [0.0 if complete[node] else safe[node] - held[node] for node in range(len(nodes))]
+    return Hotwords(following, bonus, np.array(end, np.float32))
+
+
+def _safe(nodes: list[dict[str, int]], held: list[float], complete: list[bool]) -> list[float]:
+    """What stays of a node's bonus whatever follows: that of the last hotword completed on the way to it."""
+    safe = [0.0] * len(nodes)
+    for node, letters in enumerate(nodes):  # parents come before their children
+        for letter, below in letters.items():
+            done = complete[node] and letter == WORD_MARK
+            safe[below] = held[node] if done else safe[node]
+    return safe
+
+
+def _paths(nodes: list[dict[str, int]]) -> list[str]:
+    """The letters on the way to each node."""
+    paths = [""] * len(nodes)
+    for node, letters in enumerate(nodes):
+        for letter, below in letters.items():
+            paths[below] = paths[node] + letter
+    return paths
+
+
+def _fallback(nodes: list[dict[str, int]], path: str) -> int:
+    ends = (path[place:] for place in range(1, len(path)) if path[place] == WORD_MARK)
+    return next((node for end in ends if (node := _walk(nodes, 0, end))), 0)
+
+
+def _walk(nodes: list[dict[str, int]], node: int, piece: str) -> int:
+    """The node that a piece leads to, 0 if it leaves the tree."""
+    for letter in piece:
+        found = nodes[node].get(letter)
+        if found is None:
+            return 0
+        node = found
+    return node
+
+
+def none(size: int) -> Hotwords:
+    """No hotwords, for a vocabulary of ``size``."""
+    shape: Any = (1, size + 1)
+    return Hotwords(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(1, np.float32))

@@ -1,0 +1,176 @@
+"""A language model in memory or mapped from its file, and how it is built."""
+
+import json
+import mmap
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imputer.errors import ImputerError, UsageError
+from imputer.languagemodel import counts, kneserney, trie
+from imputer.languagemodel.kneserney import Table
+from imputer.support.atomic_files import replacing
+from imputer.vocabulary import Vocabulary
+
+FORMAT = "imputer language model 1"
+HEADER_BYTES = 4096  # of the file: names, sizes and tables of contents
+TYPES = {"U64": np.uint64, "U32": np.uint32, "U8": np.uint8, "F32": np.float32, "I64": np.int64}
+TEXTS_AT_ONCE = 10_000
+
+
+class LanguageModel:
+    """An n-gram model over the pieces of a vocabulary. Get one with ``build``, ``load`` or ``read_arpa``.
+
+    A text has a start, <s>, that every n-gram model knows, and an end, </s>, that only ``score(end=True)`` asks for.
+    """
+
+    def __init__(self, found: trie.Trie, fingerprint: str) -> None:
+        self.trie, self.fingerprint = found, fingerprint
+
+    @property
+    def order(self) -> int:
+        return len(self.trie.first_entry) - 1
+
+    @property
+    def ngrams(self) -> list[int]:
+        """How many n-grams of each order there are, single tokens first."""
+        return np.diff(self.trie.first_entry).tolist()
+
+    @property
+    def size(self) -> int:
+        """|V|: tokens are 1..size."""
+        return int(self.trie.first_entry[1]) - 1
+
+    def score(self, tokens: Sequence[int], *, start: bool = True, end: bool = False) -> float:
+        """log p(tokens) in nats: of a text from its start, or with nothing known before; with its end if asked."""
+        return float(self.score_each(tokens, start=start, end=end).sum())
+
+    def score_each(self, tokens: Sequence[int], *, start: bool = True, end: bool = False) -> Any:
+        """The log probability of every token after those before it, (token,)."""
+        ids = np.asarray(tokens, np.int64)
+        if ids.size and not (ids.min() >= 1 and ids.max() <= self.size):
+            raise ValueError(f"token ids lie in 1..{self.size}, got {ids[(ids < 1) | (ids > self.size)][0]}")
+        return trie.score(self.trie, np.append(ids, 0) if end else ids, start)
+
+    def check(self, vocabulary: Vocabulary, name: str = "the language model") -> None:
+        """Refuse a vocabulary with other pieces than this model is of."""
+        if self.fingerprint != vocabulary.fingerprint:
+            raise UsageError(
+                f"{name} is over other pieces (vocabulary {self.fingerprint}) than the model "
+                f"({vocabulary.fingerprint}); build one with `imputer lm build TEXT --model MODEL`"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write a file that ``load`` maps."""
+        from safetensors.numpy import save_file
+
+        arrays = {name: np.ascontiguousarray(array) for name, array in trie.arrays(self.trie).items()}
+        about = {"format": FORMAT, "vocabulary": self.fingerprint, "checksum": _checksum(arrays)}
+        with replacing(path) as temporary:  # one note: of several, safetensors would not keep the order
+            save_file(arrays, temporary, {"about": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LanguageModel":
+        """Map a file that ``save`` wrote."""
+        try:
+            with open(path, "rb") as file:
+                content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "the file is empty"
+            raise UsageError(f"cannot read the language model {path}: {reason}") from error
+        try:
+            about, arrays = _parsed(content)
+            if about.get("format") != FORMAT:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ImputerError(f"{path} is not a language model written by `imputer lm build`") from error
+        if about.get("checksum") != _checksum(arrays) or set(arrays) != set(trie.Trie._fields):
+            raise ImputerError(
+                f"{path} is damaged: its contents do not match its checksum; copy or build it again"
+            )
+        return cls(trie.Trie(**arrays), about["vocabulary"])
+
+    def tables(self) -> list[Table]:
+        """All n-grams with their probabilities and back-offs, as stored."""
+        return trie.tables_of(self.trie)
+
+    @classmethod
+    def from_tables(cls, tables: Sequence[Table], vocabulary: Vocabulary) -> "LanguageModel":
+        return cls(trie.make(tables, vocabulary.size.bit_length()), vocabulary.fingerprint)
+
+    def __repr__(self) -> str:
+        return (
+            f"LanguageModel(order {self.order}, {sum(self.ngrams):,} n-grams, vocabulary {self.fingerprint})"
+        )
+
+
+def build(
+    texts: Iterable[str],
+    vocabulary: Vocabulary,
+    order: int = 6,
+    max_bytes: int | None = 15_000_000,
+    *,
+    skipped: Callable[[str], None] | None = None,
+) -> LanguageModel:
+    """Count and smooth the n-grams of texts, and leave out what is worth least until the file fits ``max_bytes``.
+
+    Each text is scored from its start to its end, so it should be as long as what is decoded at once, from one to
+    a few sentences. Texts with a character that no piece spells are passed to ``skipped``.
+    """
+    bits = counts.bits_for(vocabulary.size, order)
+    if max_bytes is not None and max_bytes < _file_bytes([vocabulary.size + 1] + [0] * (order - 1), 0, bits):
+        raise UsageError(f"{max_bytes} bytes cannot hold even the single pieces of a model; ask for more")
+    counted = counts.count(_tokens(texts, vocabulary, skipped), vocabulary.size, order)
+    tables = kneserney.estimate(counted)
+    if max_bytes is not None:
+        tables = kneserney.prune(
+            counted, tables, lambda entries, contexts: _file_bytes(entries, contexts, bits), max_bytes
+        )
+    return LanguageModel.from_tables(tables, vocabulary)
+
+
+def _tokens(
+    texts: Iterable[str], vocabulary: Vocabulary, skipped: Callable[[str], None] | None
+) -> Iterator[list[int]]:
+    """The tokens of every text, encoded many at a time because that is ten times faster."""
+    from itertools import islice
+
+    stream = iter(texts)
+    while some := list(islice(stream, TEXTS_AT_ONCE)):
+        for text, tokens in zip(some, vocabulary.encode_each(some), strict=True):
+            if tokens is not None:
+                yield tokens
+            elif skipped:
+                skipped(text)
+
+
+def _file_bytes(entries: list[int], contexts: int, bits: int) -> int:
+    return HEADER_BYTES + trie.size_in_bytes(entries, contexts, bits)
+
+
+def _parsed(content: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """The notes and arrays of a safetensors file, without copying: its own reader copies."""
+    start = 8 + int(content[:8].view("<u8")[0])
+    if len(content) < start:
+        raise ValueError
+    header = json.loads(content[8:start].tobytes())
+    about = json.loads(header.pop("__metadata__")["about"])
+    arrays = {}
+    for name, entry in header.items():
+        first, end = entry["data_offsets"]
+        if start + end > len(content):
+            raise ValueError
+        arrays[name] = (
+            content[start + first : start + end].view(TYPES[entry["dtype"]]).reshape(entry["shape"])
+        )
+    return about, arrays
+
+
+def _checksum(arrays: dict[str, Any]) -> str:
+    total = 0
+    for name in sorted(arrays):
+        total = zlib.crc32(arrays[name].reshape(-1).view(np.uint8), zlib.crc32(name.encode(), total))
+    return f"{total:08x}"
