@@ -70,8 +70,11 @@ def impute(
     trace: bool = False,
     generator: torch.Generator | None = None,
     on_pass: Callable[[Tensor, Tensor, int], None] | None = None,
+    start: Tensor | None = None,
 ) -> Imputation:
     """Impute a batch of alignments, a = (a_1 .. a_T), from all-mask to complete.
+
+    ``start`` (batch, frame) gives a partial alignment to begin from instead: its tokens stay, its masks are filled.
 
     ``step(partial)`` evaluates p(a_i | a~, x) for every frame, eqn:factorization. ``on_pass(partial, confidence, n)``
     is called after pass n = 1, 2, ... with the partial alignments and the probabilities of their committed
@@ -85,7 +88,9 @@ def impute(
     frames = int(frame_lengths.max()) if len(frame_lengths) else 0
     inside = torch.arange(frames, device=frame_lengths.device) < frame_lengths[:, None]  # (batch, frame)
     partial = torch.full(inside.shape, blank, device=inside.device).masked_fill_(inside, mask)
-    masked = inside.clone()
+    if start is not None:
+        partial = torch.where(inside, start, partial)
+    masked = inside & (partial == mask)
     held = torch.zeros(inside.shape, device=inside.device)
     passes_per_item = torch.zeros(len(frame_lengths), dtype=torch.long, device=inside.device)
     history: list[Tensor] = []
@@ -308,11 +313,12 @@ def decode(
     *,
     on_pass: OnPass | None = None,
     cancelled: Callable[[], bool] | None = None,
+    start: Tensor | None = None,
 ) -> list[Decoded | ImputerError]:
     """Decode a batch of acoustic frames (batch, frame, channel); one result per item, or what is wrong with it.
 
     ``on_pass`` is given empty rows for items that failed. ``cancelled`` is asked before every pass; when it says
-    yes, ``Cancelled`` is raised.
+    yes, ``Cancelled`` is raised. ``start`` is a partial alignment to begin from, as in ``impute``.
     """
     options = options or Options()
     counts: list[int] = frame_lengths.tolist()
@@ -338,6 +344,7 @@ def decode(
         mask=network.mask,
         blank=network.blank,
         on_pass=record if options.trace or on_pass is not None else None,
+        start=start,
     )
     passes = result.passes_per_item.tolist()
     alignments = _without_padding(result.alignment, counts)

@@ -1,0 +1,49 @@
+"""Voice activity by level: where somebody speaks, and where a recording can be cut.
+
+A block of 20 ms is active when it is well above the noise floor, which follows the quietest recent blocks. The gate
+errs on the side of speech: what it calls silence is skipped, what it calls speech the model still judges.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+BLOCK_SECONDS = 0.02
+FLOOR_SECONDS = 10.0  # the noise floor is the quietest tenth of the blocks of this long
+ABOVE_FLOOR_DB = 9.0
+SILENCE_DB = -65.0  # below this level, relative to full scale, nothing is speech
+LOUD_DB = (
+    -35.0
+)  # above this level everything is, so that speech from the first block on is not taken for the floor
+
+
+def levels(samples: np.ndarray, sample_rate: int) -> np.ndarray:
+    """(block,) root mean square of each whole block of 20 ms, in dB relative to full scale."""
+    block = round(BLOCK_SECONDS * sample_rate)
+    blocks = samples[: len(samples) // block * block].reshape(-1, block).astype(np.float64)
+    return 10 * np.log10(np.mean(blocks**2, axis=1) + 1e-12)
+
+
+@dataclass
+class Gate:
+    """Tells active blocks from silent ones as they come."""
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=round(FLOOR_SECONDS / BLOCK_SECONDS)))
+
+    def active(self, block_levels: np.ndarray) -> np.ndarray:
+        """(block,) True where a block may be speech."""
+        self.recent.extend(block_levels.tolist())
+        floor = float(np.quantile(np.fromiter(self.recent, float), 0.1)) if self.recent else SILENCE_DB
+        threshold = min(max(floor + ABOVE_FLOOR_DB, SILENCE_DB), LOUD_DB)
+        return block_levels > threshold
+
+
+def quietest(samples: np.ndarray, sample_rate: int, *, span: float = 0.2) -> int:
+    """The sample in the middle of the quietest ``span`` seconds: where to cut."""
+    block_levels = levels(samples, sample_rate)
+    width = max(1, round(span / BLOCK_SECONDS))
+    if len(block_levels) <= width:
+        return len(samples) // 2
+    energy = np.convolve(10 ** (block_levels / 10), np.ones(width), mode="valid")
+    return round((int(energy.argmin()) + width / 2) * BLOCK_SECONDS * sample_rate)
