@@ -29,6 +29,7 @@ def evaluate(
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
     threads: int = 0,
+    streaming: bool = False,
     limit: int | None = None,
     worst: int = 3,
     json: Path | None = None,
@@ -62,6 +63,8 @@ def evaluate(
         cpu, or what torch calls another: cuda, mps.
     threads
         Threads of the network; 0 is torch's own choice. With 1, RTF is processor time, whatever else is running.
+    streaming
+        Also feed every recording to a live stream: word errors of the settled text, and the delay of its words.
     limit
         Score this many utterances, spread evenly over the manifest.
     worst
@@ -108,12 +111,20 @@ def evaluate(
     for name, recognizer in models:
         _warn_of_strange_letters(recognizer, utterances)
         results.append([_measured(recognizer, utterances, options, name, clock) for options in ways])
+    delays = []
+    if streaming:
+        for (name, recognizer), rows in zip(models, results, strict=True):
+            live, delay = _streamed(recognizer, utterances, name)
+            rows.append(live)
+            delays.append((name, delay))
     others = [_beside(name, rival, utterances, clock) for name, rival in rivals]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
     worst_of = results[0][-1]
     results += [[other] for other in others]
     console.print(_table(results, str(manifest)))
+    for name, delay in delays:
+        console.print(_delay_line(name, delay), highlight=False, markup=False, soft_wrap=True)
     for first, second, difference in comparisons:
         console.print(_verdict(first, second, difference), highlight=False, markup=False, soft_wrap=True)
     _print_worst(console, worst_of, worst)
@@ -124,6 +135,24 @@ def evaluate(
         print(f"imputer: {error}", file=sys.stderr)
     if failed:
         sys.exit(1)
+
+
+def _streamed(recognizer: "Recognizer", utterances: list["Utterance"], name: str) -> Any:
+    from imputer.evaluation.latency import evaluate_stream
+    from imputer.support import progress
+
+    total = round(sum(utterance.duration for utterance in utterances))
+    with progress.bar(f"{name}, streaming", total, unit="s of audio") as advance:
+        return evaluate_stream(recognizer, utterances, name=name, advance=advance)
+
+
+def _delay_line(name: str, delays: Any) -> str:
+    found = delays.percentiles()
+    return (
+        f"{name}, streaming: from the end of a word to its first partial {found['partial_p50']:.2f} s (median), "
+        f"{found['partial_p95']:.2f} s (95 %); to its settled text {found['settled_p50']:.2f} s and "
+        f"{found['settled_p95']:.2f} s, computing included"
+    )
 
 
 def _measured(

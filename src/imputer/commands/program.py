@@ -12,6 +12,7 @@ from imputer.errors import ImputerError
 
 COMMANDS = {
     "transcribe": "Transcribe audio files.",
+    "listen": "Transcribe the microphone while you speak.",
     "align": "Find the time of every word of a known text.",
     "serve": "Run the transcription server and its web page.",
     "demo": "Show the shipped models decoding, pass by pass; or train one.",

@@ -1,5 +1,5 @@
 """Live recognition: samples in as they come, settled and partial text out."""
 
-from imputer.streaming.stream import Event, Stream
+from imputer.streaming.live import Event, Stream
 
 __all__ = ["Event", "Stream"]

@@ -52,9 +52,11 @@ class _Hypothesis:
 class Stream:
     """Takes samples at the recogniser's rate and gives events.
 
-    ``window`` seconds are encoded at most, ``hop`` seconds lie between two windows, a frame settles when it is
-    ``look_ahead`` seconds old and agreed on, or ``patience`` seconds old. ``carry=False`` decodes every window afresh, to
-    compare with.
+    window      longest stretch that is encoded at once, in seconds; ``context`` of it stay when it slides
+    hop         seconds between two windows
+    look_ahead  a frame this old settles if two windows in a row agree on it; at ``patience`` it settles in any case
+    pause       silence that ends a segment: everything settles, and the next window begins after it
+    carry       False decodes every window afresh, to compare with
     """
 
     def __init__(
@@ -179,8 +181,8 @@ class Stream:
     def _agreed(self) -> int:
         """The number of the first frame that stays open.
 
-        A frame old enough settles in front of a frame on which this window and the last agree; one of ``patience`` settles
-        in any case. The border is put behind a blank or before the start of a word where there is a choice.
+        Frames settle from the left, as long as they are older than the look-ahead and have the token they had in the
+        window before, or are older than the patience.
         """
         hypothesis, before = self._hypothesis, self._before
         now = self._received // self.frame

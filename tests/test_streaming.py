@@ -1,0 +1,191 @@
+"""Live recognition, on the tone language: real audio through a real network."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import tones
+from imputer import Recognizer, audio
+from imputer.audio import activity
+from imputer.errors import ImputerError, UsageError
+from imputer.streaming import Stream
+
+RATE = tones.RATE
+
+
+@pytest.fixture(scope="module")
+def recognizer() -> Recognizer:
+    return Recognizer(tones.trained(), tones.vocabulary())
+
+
+def spoken(words: int, seed: int, pause: float = 0.0) -> tuple[np.ndarray, str]:
+    text = tones.sentence(np.random.default_rng(seed), words)
+    return tones.speak(text, seed, pause=pause)[0], text
+
+
+def run(stream: Stream, samples: np.ndarray, chunk: int) -> list:
+    events = []
+    for first in range(0, len(samples), chunk):
+        events += stream.feed(samples[first : first + chunk])
+    return events + stream.finish()
+
+
+def settled(events: list) -> str:
+    return " ".join(event.text for event in events if event.kind == "settled")
+
+
+def test_the_settled_text_is_that_of_the_whole_recording(recognizer):
+    samples, text = spoken(30, 1)
+    assert len(samples) / RATE > 14  # longer than a window: it slides
+    events = run(Stream(recognizer), samples, 1600)
+    assert settled(events) == text == recognizer.transcribe(samples).text
+
+
+@pytest.mark.parametrize("chunk", [1, 777, 16_000, 10**9])
+def test_the_chunk_size_changes_nothing(recognizer, chunk):
+    samples, _ = spoken(6 if chunk == 1 else 12, 2)
+    expected = run(Stream(recognizer), samples, 1600)
+    assert run(Stream(recognizer), samples, chunk) == expected
+
+
+def test_words_have_their_times_and_settle_in_order(recognizer):
+    samples, _ = spoken(20, 3)
+    events = run(Stream(recognizer), samples, 1600)
+    words = [word for event in events if event.kind == "settled" for word in event.words]
+    whole = recognizer.transcribe(samples).words
+    assert [word.text for word in words] == [word.text for word in whole]
+    assert max(abs(a.start - b.start) for a, b in zip(words, whole, strict=True)) <= 0.081
+    assert all(event.time >= event.words[-1].start for event in events if event.words)
+    assert [event.time for event in events] == sorted(event.time for event in events)
+
+
+def test_text_is_partial_before_it_settles(recognizer):
+    samples, _ = spoken(8, 4)
+    events = run(Stream(recognizer), samples, 1600)
+    first = next(event for event in events if event.kind == "settled").words[0]
+    partial = next(event for event in events if event.kind == "partial" and event.words)
+    assert partial.words[0].text == first.text
+    assert partial.time < next(event.time for event in events if event.kind == "settled")
+
+
+def test_silence_takes_no_pass_and_ends_a_segment(recognizer):
+    samples, text = spoken(3, 5)
+    quiet = 0.0005 * np.random.default_rng(0).standard_normal(20 * RATE).astype(np.float32)
+    stream = Stream(recognizer)
+    events = stream.feed(np.concatenate((samples, quiet[: 3 * RATE])))
+    assert settled(events) == text
+    assert events[-1].kind == "silence"
+    before = stream.passes
+    assert stream.feed(quiet) == []
+    assert stream.passes == before
+    again = stream.feed(samples) + stream.finish()
+    assert settled(again) == text
+    start = (len(samples) + 23 * RATE) / RATE
+    assert all(word.start >= start - 0.5 for event in again for word in event.words)
+
+
+def test_memory_stays_that_of_a_window(recognizer):
+    samples, text = spoken(60, 6)
+    stream = Stream(recognizer, window=6.0, context=3.0)
+    held, events = [], []
+    for first in range(0, len(samples), 8000):
+        events += stream.feed(samples[first : first + 8000])
+        held.append(len(stream._buffer) / RATE)
+    assert max(held) <= 6.0 + 0.5 + 0.4
+    assert settled(events + stream.finish()) == text
+
+
+def test_commitments_save_passes(recognizer):
+    samples, text = spoken(25, 7)
+    carried, fresh = Stream(recognizer), Stream(recognizer, carry=False)
+    assert settled(run(carried, samples, 1600)) == text
+    run(fresh, samples, 1600)
+    assert carried.passes < fresh.passes
+
+
+def test_bad_chunks_are_named(recognizer):
+    stream = Stream(recognizer)
+    with pytest.raises(ImputerError, match="sample 3 of the chunk is not a finite number"):
+        stream.feed(np.array([0, 0, 0, np.nan], np.float32))
+    with pytest.raises(UsageError, match=r"takes \(samples,\), got shape \(2, 2\)"):
+        stream.feed(np.zeros((2, 2), np.float32))
+    with pytest.raises(UsageError, match="0 < hop < context < window"):
+        Stream(recognizer, hop=7.0)
+    stream.finish()
+    assert stream.finish() == []
+    with pytest.raises(UsageError, match="finished"):
+        stream.feed(np.zeros(10, np.float32))
+
+
+def test_whole_numbers_are_samples_too(recognizer):
+    samples, text = spoken(4, 8)
+    events = run(Stream(recognizer), (samples * 32767).astype(np.int16), 1600)
+    assert settled(events) == text
+
+
+def test_the_gate_finds_speech_in_noise():
+    random = np.random.default_rng(1)
+    noise = 0.003 * random.standard_normal(8 * RATE)
+    noise[3 * RATE : 4 * RATE] += 0.1 * np.sin(np.arange(RATE))
+    active = activity.Gate().active(activity.levels(noise.astype(np.float32), RATE))
+    blocks = np.flatnonzero(active) * activity.BLOCK_SECONDS
+    assert 2.95 < blocks.min() < 3.05
+    assert 3.9 < blocks.max() < 4.0
+    assert not activity.Gate().active(activity.levels(np.zeros(RATE, np.float32), RATE)).any()
+    assert activity.quietest(np.r_[noise[3 * RATE : 4 * RATE], noise[:1600]], RATE) + 3 * RATE > 3.9 * RATE
+
+
+def listening(tmp_path, *options: str) -> list[str]:
+    model = tones.save(tmp_path / "model")
+    return [sys.executable, "-m", "imputer", "listen", *options, "--model", str(model)]
+
+
+def test_listen_writes_captions(tmp_path):
+    samples, text = spoken(12, 9)
+    audio.write(tmp_path / "speech.wav", samples, RATE)
+    command = listening(
+        tmp_path, str(tmp_path / "speech.wav"), "--fast", "--times", "-o", str(tmp_path / "c.srt")
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = " ".join(line[9:] for line in done.stdout.splitlines())
+    assert printed == text
+    captions = (tmp_path / "c.srt").read_text()
+    assert " ".join(line for line in captions.splitlines() if line[:1].isalpha()) == text
+
+
+def test_interrupting_keeps_what_was_settled(tmp_path):
+    samples, text = spoken(60, 10)
+    audio.write(tmp_path / "speech.wav", samples, RATE)
+    command = listening(tmp_path, str(tmp_path / "speech.wav"), "-o", str(tmp_path / "c.txt"))
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "c.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(running.pid, signal.SIGINT)
+    printed, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    assert "Traceback" not in errors
+    words = (tmp_path / "c.txt").read_text().split()
+    assert words
+    assert words[:-1] == text.split()[: len(words) - 1]
+    assert printed.split() == words
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("nowhere.wav",), "nowhere.wav: no such file"),
+        (("nowhere.wav", "-o", "c.doc"), "captions end in .srt, .vtt, .txt"),
+        (("--fast",), "--fast is for a file"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, options, message):
+    done = subprocess.run(listening(tmp_path, *options), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
