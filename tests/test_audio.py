@@ -2,9 +2,14 @@
 
 import io
 import os
+import subprocess
+import sys
 import threading
+import tracemalloc
+import warnings
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -136,7 +141,6 @@ def test_a_wrong_size_around_whole_samples_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_a_flac_without_its_length_is_read(tmp_path: Path) -> None:
-    pytest.importorskip("av")
     path = written(tmp_path / "a.flac", speechlike(), "FLAC")
     content = bytearray(path.read_bytes())
     content[21] &= 0xF0
@@ -257,19 +261,217 @@ def test_writing_round_trips_and_leaves_no_pieces(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.flac", "a.wav"]
 
 
-@pytest.mark.parametrize("container", ["m4a", "webm"])
-def test_what_libsndfile_does_not_know(tmp_path: Path, container: str) -> None:
-    av = pytest.importorskip("av")
-    path = tmp_path / f"a.{container}"
-    codec, rate = {"m4a": ("aac", 44100), "webm": ("libopus", 48000)}[container]
-    with av.open(str(path), "w") as output:
-        stream = output.add_stream(codec, rate=rate, layout="mono")
-        frame = av.AudioFrame.from_ndarray(speechlike(2.0, rate)[None], format="fltp", layout="mono")
-        frame.rate = rate
-        for part in (frame, None):
-            output.mux(stream.encode(part))
+# Containers that libsndfile does not know.
+
+MEDIA = {
+    "a.m4a": ("aac", 44100, {}),
+    "a.mp4": ("aac", 44100, {"movflags": "faststart"}),
+    "fragments.mp4": ("aac", 44100, {"movflags": "frag_keyframe+empty_moov"}),
+    "a.mov": ("aac", 44100, {}),
+    "a.webm": ("libopus", 48000, {}),
+    "live.webm": ("libopus", 48000, {"live": "1"}),  # as a browser records: no length, no index
+    "a.mka": ("libopus", 48000, {}),
+    "a.aac": ("aac", 44100, {}),
+}
+
+
+def encoded(path: Path, seconds: float = 2.0, layout: str = "mono") -> Path:
+    codec, rate, options = MEDIA[path.name]
+    with av.open(
+        str(path), "w", format={".aac": "adts", ".mka": "matroska"}.get(path.suffix), options=options
+    ) as output:
+        stream = output.add_stream(codec, rate=rate, layout=layout)
+        samples = speechlike(seconds, rate)
+        for start in range(0, len(samples), rate):
+            part = np.repeat(samples[None, start : start + rate], 2 if layout == "stereo" else 1, 0)
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), format="fltp", layout=layout)
+            frame.rate, frame.pts = rate, start
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+def assert_sounds_like(got: np.ndarray, wanted: np.ndarray) -> None:
+    """The same, but for the delay of a lossy codec."""
+    count = len(wanted) - 4000
+    best = max(np.dot(got[lag : lag + count], wanted[:count]) for lag in range(2000))
+    assert best > 0.9 * np.dot(wanted[:count], wanted[:count])
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_what_libsndfile_does_not_know(tmp_path: Path, name: str) -> None:
+    path = encoded(tmp_path / name)
     got = audio.read(path)
     assert abs(len(got) - 2 * RATE) < 0.1 * RATE
-    wanted = speechlike()
-    best = max(np.dot(got[lag : lag + 20000], wanted[:20000]) for lag in range(2000))
-    assert best > 0.95 * np.dot(wanted[:20000], wanted[:20000])
+    assert audio.info(path).seconds == pytest.approx(2.0, abs=0.1)
+    assert_sounds_like(got, speechlike())
+    np.testing.assert_array_equal(audio.read(io.BytesIO(path.read_bytes())), got)
+
+
+@pytest.mark.parametrize("name", ["a.m4a", "live.webm"])
+def test_slices_and_blocks_of_media_equal_the_whole(tmp_path: Path, name: str) -> None:
+    path = encoded(tmp_path / name, 7.0, "stereo")
+    with audio.Reader(path) as reader:
+        whole = reader.read(reader.rate)
+        for offset, duration in (
+            (3.0, 2.0),
+            (4.5, 2.0),
+            (0.0, 1.0),
+            (0.5, 4.0),
+            (6.0, 0.5),
+        ):  # on, back, and on
+            start = round(offset * reader.rate)
+            got = reader.read(reader.rate, offset=offset, duration=duration)
+            np.testing.assert_array_equal(got, whole[start : start + round(duration * reader.rate)])
+        np.testing.assert_array_equal(np.concatenate(list(reader.blocks(reader.rate))), whole)
+
+
+def test_memory_does_not_grow_with_the_length(tmp_path: Path) -> None:
+    path = encoded(tmp_path / "a.m4a", 90.0)  # 16 MB as samples
+    with audio.Reader(path) as reader:
+        tracemalloc.start()
+        total = sum(len(block) for block in reader.blocks())
+        for offset in range(0, 80, 8):
+            reader.read(offset=offset, duration=10)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert total == pytest.approx(90 * RATE, rel=0.01) and peak < 8e6
+
+
+@pytest.mark.parametrize("name", ["a.m4a", "a.mp4", "fragments.mp4", "a.mov"])
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.95])
+def test_media_that_is_cut_off_is_refused(tmp_path: Path, name: str, kept: float) -> None:
+    path = encoded(tmp_path / name, 20.0)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    for function in (audio.read, audio.info):
+        with pytest.raises(ImputerError, match=r"cut off|not readable"):
+            function(path)
+
+
+@pytest.mark.parametrize("name", ["a.webm", "live.webm", "a.mka", "a.aac"])
+def test_media_without_an_index_is_read_as_far_as_it_goes_with_a_warning(tmp_path: Path, name: str) -> None:
+    path = encoded(tmp_path / name, 20.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        audio.read(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * 0.7)])
+    with pytest.warns(audio.AudioWarning, match=rf"{name}: the end of the audio is missing"):
+        got = audio.read(path)
+    assert len(got) == pytest.approx(14 * RATE, rel=0.1)
+    assert_sounds_like(got[: 2 * RATE], speechlike(20.0)[: 2 * RATE])
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_an_mp3_that_is_cut_off(tmp_path: Path, header: bool) -> None:
+    """A Xing header proves that audio is missing; without one, half a frame at the end is all there is to see."""
+    path = tmp_path / "a.mp3"
+    with av.open(str(path), "w", options={"write_xing": str(int(header))}) as output:
+        stream = output.add_stream("libmp3lame", rate=44100, layout="mono")
+        frame = av.AudioFrame.from_ndarray(speechlike(6.0, 44100)[None], format="fltp", layout="mono")
+        frame.rate = 44100
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_sounds_like(audio.read(path), speechlike(6.0)[: 2 * RATE])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    if header:
+        with pytest.raises(ImputerError, match=r"a\.mp3: the audio is cut off"):
+            audio.read(path)
+    else:
+        with pytest.warns(audio.AudioWarning, match=r"a\.mp3: the end of the audio is missing"):
+            assert len(audio.read(path)) == pytest.approx(3 * RATE, rel=0.1)
+
+
+# Limits.
+
+
+def test_what_costs_too_much_is_refused_by_its_header(tmp_path: Path) -> None:
+    """Silence packs well: a small file that unpacks to a great many samples is refused before it is decoded."""
+    bomb = written(tmp_path / "bomb.flac", np.zeros((655_350, 8), np.int16), "FLAC", 655_350)
+    with pytest.raises(audio.AudioError, match=r"bomb\.flac: 8 channels at 655350 Hz"):
+        audio.read(bomb)
+    stereo = written(tmp_path / "a.flac", np.zeros((96_000 * 3, 2), np.int16), "FLAC", 96_000)
+    limits = audio.Limits(seconds=3.0, samples=3.0 * 2 * 48_000, check=lambda: pytest.fail("decoded"))
+    with pytest.raises(audio.AudioError, match=r"longer than 1.5 s.*2 channels at 96000 Hz") as caught:
+        audio.Reader(stereo, limits=limits)
+    assert caught.value.reason == "too_long"
+    with pytest.raises(audio.AudioError, match="longer than 2 s"):
+        audio.Reader(stereo, limits=audio.Limits(seconds=2.0))
+    with pytest.raises(audio.AudioError, match="longer than 2 s"):
+        audio.Reader(encoded(tmp_path / "a.m4a", 3.0), limits=audio.Limits(seconds=2.0))
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
+def test_reading_stops_when_it_is_told_to(tmp_path: Path, name: str) -> None:
+    class Gone(Exception):
+        pass
+
+    path = tmp_path / name
+    if name == "a.wav":
+        written(path, speechlike(20.0), "WAV")
+    else:
+        encoded(path, 20.0)
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) > 4:
+            raise Gone
+
+    read = 0
+    with pytest.raises(Gone), audio.Reader(path, limits=audio.Limits(check=check)) as reader:
+        for block in reader.blocks():
+            read += len(block)
+    assert 0 <= read < 18 * RATE
+
+
+# Names and places.
+
+
+def test_the_name_does_not_decide_how_a_file_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.raw", speechlike(), "WAV")
+    np.testing.assert_allclose(audio.read(path), speechlike(), atol=1.1 / 32768)
+    path.write_bytes(speechlike().tobytes())
+    with pytest.raises(ImputerError, match=r"a\.raw: not readable as audio"):
+        audio.read(path)
+
+
+def test_a_nul_in_a_path(tmp_path: Path) -> None:
+    for function in (audio.read, audio.info):
+        with pytest.raises(ImputerError, match="not a path"):
+            function(f"{tmp_path}/a\0.wav")
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    content = written(tmp_path / "a.flac", speechlike(), "FLAC").read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+    writer.start()
+    np.testing.assert_allclose(audio.read(pipe), speechlike(), atol=1.1 / 32768)
+    writer.join()
+    with pytest.raises(ImputerError, match="not a regular file"):
+        audio.read("/dev/zero")
+
+
+@pytest.mark.parametrize("peak", [1e16, 20_000.0])
+def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, peak: float) -> None:
+    path = written(tmp_path / "a.wav", peak * speechlike(), "WAV", subtype="FLOAT")
+    for function in (audio.read, lambda path: audio.info(path, check=True)):
+        with pytest.raises(ImputerError, match=r"a\.wav: a sample is .*between -1 and 1"):
+            function(path)
+
+
+def test_it_imports_where_nothing_forks() -> None:
+    # Python's own modules ask what system they are on, and have to be there before.
+    code = (
+        "import os, random, logging, concurrent.futures.thread, numpy, soundfile; del os.register_at_fork; "
+    )
+    code += "from imputer import audio; print(audio.SAMPLE_RATE)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split() == [
+        b"16000"
+    ]

@@ -1,9 +1,11 @@
 """The recogniser, on the language of tones: real audio, a real network, a real tokenizer."""
 
+import collections
 import copy
 import io
 import re
 import shutil
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from imputer import audio, decoding, models, recognizer
 from imputer.alignments import collapse
 from imputer.audio import windows
 from imputer.data.manifest import Utterance
+from imputer.data.recordings import mono
 from imputer.decoding import Decoded, Options
 from imputer.errors import ImputerError, UsageError
 from imputer.recognizer import Recognizer
@@ -276,13 +279,13 @@ def test_long_recordings_do_not_depend_on_the_window(listener, tmp_path, monkeyp
     assert len(samples) / tones.RATE > 70
     path = tmp_path / "long.flac"
     soundfile.write(path, samples, tones.RATE)
-    read, longest = audio.read, []
+    read, longest = audio.Reader.read, []
 
     def watched(*arguments, **options):
         longest.append(options["duration"])
         return read(*arguments, **options)
 
-    monkeypatch.setattr(audio, "read", watched)
+    monkeypatch.setattr(audio.Reader, "read", watched)
     for window, overlap in ((24.0, 4.0), (12.0, 3.0), (7.3, 2.1)):
         longest.clear()
         result = listener.transcribe(path, window=window, overlap=overlap, trace=True)
@@ -384,6 +387,64 @@ def test_bad_audio(listener, tmp_path, wav):
         listener.transcribe(io.BytesIO(b"not audio at all"))
 
 
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (np.array(["a", "b"] * 800), "samples must be numbers, got an array of dtype <U1"),
+        (np.array([None] * 1600), "dtype object"),
+        (np.zeros(1600, bool), "dtype bool"),
+        (np.full(1600, 1e16), "a sample is 1e+16, but samples lie between -1 and 1"),
+        (np.full(1600, 20_000.0), "divide 16-bit values by 32768"),
+        (torch.full((1600,), 20_000.0, dtype=torch.bfloat16), "divide 16-bit values by 32768"),
+        ({"array": 1}, "unsupported audio type: dict"),
+        ("a\0b.wav", "not a path"),
+    ],
+)
+def test_bad_sources_are_one_line_and_the_others_are_transcribed(listener, wav, source, named):
+    found = dict(listener.each([wav, source, wav]))
+    assert found[0].text == found[2].text == TEXT
+    assert isinstance(found[1], ImputerError) and named in str(found[1]) and "\n" not in str(found[1])
+
+
+def test_a_loud_file_does_not_lose_the_others(listener, tmp_path, wav):
+    loud = tmp_path / "loud.wav"
+    soundfile.write(loud, np.full(16_000, 1e16), tones.RATE, subtype="DOUBLE")
+    found = dict(listener.each([wav, loud, wav]))
+    assert found[0].text == found[2].text == TEXT
+    assert str(found[1]).startswith(f"{loud}: a sample is 1e+16")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int16])
+def test_tensors_of_every_kind(listener, dtype):
+    samples = torch.from_numpy(tones.speak(TEXT, 500)[0])
+    scale = 1 if dtype.is_floating_point else 32767
+    assert listener.transcribe((scale * samples).to(dtype)).text == TEXT
+
+
+def test_silence_of_unsigned_samples_is_in_their_middle():
+    np.testing.assert_allclose(mono(np.array([0, 64, 128, 192], np.uint8)), [-1.0, -0.5, 0.0, 0.5])
+
+
+def test_any_sequence_of_recordings(listener, wav):
+    for several in ((wav, str(wav)), collections.deque([wav, wav])):
+        assert [t.text for t in listener.transcribe(several)] == [TEXT, TEXT]
+
+
+def test_a_file_is_opened_once(listener, wav):
+    """Python sees the only time it is opened; libsndfile is given that descriptor, not the path."""
+    opened, decoders = [], []
+    sys.addaudithook(lambda event, given: event == "open" and given[0] == str(wav) and opened.append(given))
+    init = soundfile.SoundFile.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            soundfile.SoundFile,
+            "__init__",
+            lambda self, file, **o: decoders.append(file) or init(self, file, **o),
+        )
+        assert listener.transcribe(str(wav), window=1.0, overlap=0.2).words
+    assert len(opened) == 1 and [type(file) for file in decoders] == [int]
+
+
 def test_one_bad_file_does_not_stop_the_others(listener, tmp_path, wav):
     sources = [wav, tmp_path / "gone.wav", wav]
     results = dict(listener.each(sources))
@@ -405,7 +466,7 @@ def test_a_recording_that_breaks_half_way(listener, tmp_path):
     assert isinstance(found[0], ImputerError) and "long.flac" in str(found[0]) and found[1].text == "ba"
 
 
-@pytest.mark.parametrize("rate", [0, -16_000, float("nan"), float("inf")])
+@pytest.mark.parametrize("rate", [0, -16_000, float("nan"), float("inf"), "16000", True])
 def test_bad_sample_rates(listener, rate):
     with pytest.raises(UsageError, match="sample_rate"):
         listener.transcribe(np.zeros(16_000, np.float32), sample_rate=rate)

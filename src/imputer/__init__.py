@@ -7,11 +7,20 @@ Submodules load on first use, so that ``import imputer`` costs nothing:
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from imputer.recognizer import Recognizer
+    from imputer.transcripts import Transcript
 
 __version__ = "0.1.0"
+__all__ = ["Recognizer", "Transcript", "__version__"]
 
-_LAZY = {"Recognizer": "recognizer", "Transcript": "recognizer"}
+_LAZY = {"Recognizer": "recognizer", "Transcript": "transcripts"}
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def __getattr__(name: str) -> Any:

@@ -5,13 +5,12 @@ overlapping windows, decoded like any other recording, and joined in a pause whe
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, cast, overload
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from imputer import decoding, models, transcripts
 from imputer.audio import windows
-from imputer.data.recordings import Audio, Recording, Waveform, mono, open_recording
+from imputer.data.recordings import Audio, Recording, Waveform, check_rate, mono, open_recording
 from imputer.decoding import Decoded, Network, Options
 from imputer.errors import ImputerError, UsageError
 from imputer.transcripts import Transcript
@@ -29,7 +28,7 @@ __all__ = ["Recognizer", "Transcript"]
 
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
-AHEAD = 256  # recordings that are sorted by length together
+AHEAD = 64  # recordings that are open at a time and sorted by length together
 
 Runtime = Literal["torch", "onnx", "onnx-int8"]
 OnSymbols = Callable[[list[list[str]], int], None]
@@ -74,7 +73,7 @@ class Recognizer:
         return self.model.settings.window_seconds
 
     @overload
-    def transcribe(
+    def transcribe(  # type: ignore[overload-overlap]  # a path is a sequence of characters; it comes first
         self,
         audio: Audio,
         *,
@@ -88,7 +87,7 @@ class Recognizer:
     @overload
     def transcribe(
         self,
-        audio: list[Audio],
+        audio: Sequence[Audio],
         *,
         sample_rate: int | None = None,
         block_size: int | None = None,
@@ -99,7 +98,7 @@ class Recognizer:
     ) -> list[Transcript]: ...
     def transcribe(
         self,
-        audio: Audio | list[Audio],
+        audio: Audio | Sequence[Audio],
         *,
         sample_rate: int | None = None,
         block_size: int | None = None,
@@ -108,15 +107,15 @@ class Recognizer:
         window: float | None = None,
         overlap: float | None = None,
     ) -> Transcript | list[Transcript]:
-        """Transcribe a recording, or a list of them; the first that fails raises.
+        """Transcribe a recording, or a sequence of them; the first that fails raises.
 
         ``audio`` is a path, a binary file object, an utterance of a manifest, or samples at ``sample_rate`` (the
         model's own if not given): (samples,), or (samples, channels) to be averaged. ``block_size`` is the
         number of passes, the model's own if not given. ``trace`` keeps the partial alignment of every pass.
         ``window`` and ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
         """
-        several = isinstance(audio, list | tuple)
-        sources: list[Audio] = list(audio) if isinstance(audio, list | tuple) else [audio]
+        several = isinstance(audio, Sequence) and not isinstance(audio, str)
+        sources = cast("list[Audio]", list(audio) if several else [audio])  # type: ignore[arg-type]
         done: dict[int, Transcript] = {}
         for place, result in self.each(
             sources,
@@ -147,8 +146,7 @@ class Recognizer:
         batch with the seconds of audio in it, what windows share counted once.
         """
         frames, hop = self.window_frames(window, overlap)
-        if sample_rate is not None and not 0 < sample_rate < math.inf:
-            raise UsageError(f"sample_rate is samples a second, more than 0, got {sample_rate}")
+        check_rate(sample_rate)
         place, waiting = 0, iter(sources)
         while group := list(islice(waiting, AHEAD)):
             with ExitStack() as stack:

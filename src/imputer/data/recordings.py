@@ -1,14 +1,14 @@
-"""Whatever holds sound, made into one thing: a length in seconds, and samples of any slice."""
+"""Every source of audio as one thing: a length in seconds, and samples of any slice."""
 
-import shutil
-import tempfile
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from imputer import audio
@@ -17,7 +17,6 @@ from imputer.errors import ImputerError, UsageError
 
 Waveform = Tensor | np.ndarray
 Audio = str | Path | BinaryIO | Utterance | Waveform
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,64 +29,69 @@ class Recording:
 
 
 def open_recording(source: Audio, stack: ExitStack, given_rate: int | None, sample_rate: int) -> Recording:
-    """Look at a source without reading it; slices come at ``sample_rate``. Copies of streams live in ``stack``.
+    """Open a source without reading it; slices come at ``sample_rate``. It stays open for as long as ``stack``.
 
     ``given_rate`` is that of samples in memory, ``sample_rate`` if None.
     """
-    if isinstance(source, str | Path):
-        return _file(str(source), str(source), sample_rate)
     if isinstance(source, Utterance):
         return _slice_of_file(source, sample_rate)
     if isinstance(source, np.ndarray | Tensor):
         return _samples(source, given_rate or sample_rate, sample_rate)
-    if not hasattr(source, "read"):
+    if not isinstance(source, str | Path) and not hasattr(source, "read"):
         raise UsageError(
-            f"cannot hear a {type(source).__name__}: give a path, a binary file object or samples"
+            f"unsupported audio type: {type(source).__name__}; give a path, a binary file object or samples "
+            "as a numpy array or torch tensor"
         )
-    # A stream may not be seekable and may be long: on disk it is read in slices like any other file.
-    copy: Any = stack.enter_context(tempfile.NamedTemporaryFile(prefix="imputer-"))  # noqa: SIM115
-    shutil.copyfileobj(source, copy)
-    copy.flush()
-    name = str(getattr(source, "name", "the audio stream"))
-    return _file(copy.name, "standard input" if name == "<stdin>" else name, sample_rate)
+    reader = stack.enter_context(audio.Reader(source))
+
+    def read(offset: float, seconds: float) -> np.ndarray:
+        return reader.read(sample_rate, offset=offset, duration=seconds)
+
+    return Recording(reader.name, reader.seconds, read)
+
+
+def check_rate(sample_rate: int | None) -> None:
+    """Refuse a sample rate that is not a positive number."""
+    if sample_rate is None:
+        return
+    if isinstance(sample_rate, bool) or not isinstance(sample_rate, int | float | np.number):
+        raise UsageError(f"sample_rate is a number of samples per second, got {sample_rate!r}")
+    if not 0 < sample_rate < math.inf:
+        raise UsageError(f"sample_rate is a number of samples per second, more than 0, got {sample_rate}")
 
 
 def mono(wave: Waveform) -> np.ndarray:
     """(samples,) or (samples, channels), whole numbers or floats -> (samples,) float32 in [-1, 1]."""
-    array = wave.detach().cpu().numpy() if isinstance(wave, Tensor) else wave
+    if isinstance(wave, Tensor):
+        wave = wave.detach().cpu()
+        array = (wave.to(torch.float32) if wave.is_floating_point() else wave).numpy()
+    else:
+        array = wave
     if array.ndim not in (1, 2):
         raise UsageError(f"samples must be (samples,) or (samples, channels), got shape {array.shape}")
     if np.issubdtype(array.dtype, np.integer):
-        array = array / float(np.iinfo(array.dtype).max + 1)
+        limits = np.iinfo(array.dtype)
+        middle = 0 if limits.min else (limits.max + 1) // 2  # unsigned samples have their silence there
+        array = (array.astype(np.float64) - middle) / (limits.max + 1 - middle)
+    elif not np.issubdtype(array.dtype, np.floating):
+        raise UsageError(f"samples must be numbers, got an array of dtype {array.dtype}")
     if array.ndim == 2:
         array = array.mean(1 if array.shape[0] >= array.shape[1] else 0)
-    array = np.ascontiguousarray(array, dtype=np.float32)
-    if not np.isfinite(array).all():
+    peak = float(np.abs(array).max()) if array.size else 0.0
+    if not math.isfinite(peak):
         raise ImputerError("the samples hold a value that is not a finite number")
-    return array
-
-
-def _file(path: str, name: str, sample_rate: int) -> Recording:
-    def read(offset: float, seconds: float) -> np.ndarray:
-        return _named(
-            path, name, lambda: audio.read(path, sample_rate=sample_rate, offset=offset, duration=seconds)
-        )
-
-    return Recording(name, _named(path, name, lambda: audio.info(path).seconds), read)
+    audio.check_peak(peak, "the samples")
+    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _slice_of_file(utterance: Utterance, sample_rate: int) -> Recording:
     path, start = utterance.audio_filepath, utterance.offset
-    name = f"{utterance.id} ({path})"
 
     def read(offset: float, seconds: float) -> np.ndarray:
-        return _named(
-            path,
-            path,
-            lambda: audio.read(path, sample_rate=sample_rate, offset=start + offset, duration=seconds),
-        )
+        # Many utterances may be slices of one file, which audio.read keeps open.
+        return audio.read(path, sample_rate=sample_rate, offset=start + offset, duration=seconds)
 
-    return Recording(name, utterance.duration, read)
+    return Recording(f"{utterance.id} ({path})", utterance.duration, read)
 
 
 def _samples(source: Waveform, given_rate: int, sample_rate: int) -> Recording:
@@ -104,13 +108,3 @@ def _samples(source: Waveform, given_rate: int, sample_rate: int) -> Recording:
         return wave[first : first + max(1, round(seconds * sample_rate))]
 
     return Recording("the samples", len(wave) / sample_rate, read)
-
-
-def _named(path: str, name: str, read: Callable[[], Result]) -> Result:
-    """Run ``read``; its complaints speak of ``name``, and a file that is not there is the caller's mistake."""
-    try:
-        return read()
-    except ImputerError as error:
-        if not Path(path).exists():
-            raise UsageError(f"{name}: no such file") from error
-        raise type(error)(str(error).replace(path, name)) from error

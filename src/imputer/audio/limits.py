@@ -1,0 +1,59 @@
+"""What an audio file may cost, and what is wrong with one."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from imputer.errors import ImputerError
+
+RATES = (1_000, 384_000)  # samples per second
+CHANNELS = 32
+LOUDEST = 50.0  # full scale is 1; samples meant as 16-bit numbers, or out of range, reach more
+
+Reason = Literal["empty", "unsupported", "damaged", "too_long", "missing"]
+
+
+class AudioError(ImputerError):
+    """Audio that cannot be used, and why."""
+
+    def __init__(self, message: str, reason: Reason = "damaged") -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+class AudioWarning(UserWarning):
+    """Audio that is used although something is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What reading may cost; without limits an ordinary file of any length is read."""
+
+    seconds: float = math.inf  # of audio
+    samples: float = math.inf  # of all channels at the file's own rate, which is what decoding costs
+    rate: int = RATES[1]
+    channels: int = CHANNELS
+    check: Callable[[], None] | None = (
+        None  # called before every block; raises to stop (a deadline, a client gone)
+    )
+
+    def tick(self) -> None:
+        """Stop here if reading has been cancelled."""
+        if self.check is not None:
+            self.check()
+
+    def admit(self, name: str, rate: int, channels: int, seconds: float) -> None:
+        """Refuse audio over the limits, by its header or by what was decoded of it."""
+        if not RATES[0] <= rate <= self.rate or not 0 < channels <= self.channels:
+            raise AudioError(
+                f"{name}: {channels} channels at {rate} Hz; up to {self.channels} channels at {RATES[0]} to "
+                f"{self.rate} Hz are read"
+            )
+        most = min(self.seconds, self.samples / (rate * channels))
+        if seconds > most:
+            detail = "" if most == self.seconds else f" with {channels} channels at {rate} Hz"
+            raise AudioError(f"{name}: longer than {most:.6g} s, the most that is read{detail}", "too_long")
+
+
+NO_LIMITS = Limits()
