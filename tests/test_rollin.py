@@ -198,7 +198,7 @@ def test_a_store_from_elsewhere_is_refused(tmp_path: Path, other: rollin.Provena
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"RIFF not alignments")
-    with pytest.raises(UsageError, match="damaged or no alignment file"):
+    with pytest.raises(UsageError, match="damaged or not an alignment file"):
         rollin.AlignmentStore(tmp_path / "x")
     with pytest.raises(UsageError, match="cannot read alignments"):
         rollin.AlignmentStore(tmp_path / "absent")

@@ -232,17 +232,17 @@ def forced_imputation(
 
 @dataclass(frozen=True)
 class Provenance:
-    """What an alignment file was made from; training refuses one that does not fit."""
+    """What an alignment file was made from; training refuses a file that does not match."""
 
     tokenizer: str  # fingerprint of the vocabulary
     merge_repeats: bool
     frame_seconds: float
 
 
-WAYS_OUT = {  # what to set where one of these differs
-    "tokenizer": "take the expert's tokenizer, --vocabulary.tokenizer EXPERT/model/tokenizer.model",
+REMEDIES = {  # what to set if one of these differs
+    "tokenizer": "use the expert's tokenizer, --vocabulary.tokenizer EXPERT/model/tokenizer.model",
     "merge_repeats": "set --model.merge_repeats {}",
-    "frame_seconds": "take the expert's front end (front_end.name, .stack and .frame_seconds)",
+    "frame_seconds": "use the expert's front end (front_end.name, .stack and .frame_seconds)",
 }
 
 
@@ -257,13 +257,13 @@ class AlignmentStore:
                 metadata = file.metadata() or {}
                 header = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
                 if metadata.get("kind") != "imputer-alignments" or "tokens" not in header:
-                    raise UsageError(f"{path} is no alignment file; `imputer align --store` writes one")
+                    raise UsageError(f"{path} is not an alignment file; `imputer align --store` writes one")
                 self._offsets = file.get_tensor("offsets")
                 names = file.get_tensor("names").tobytes().decode().split("\n")
         except OSError as error:
             raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
         except SafetensorError as error:
-            raise UsageError(f"{path} is damaged or no alignment file: {error}") from error
+            raise UsageError(f"{path} is damaged or not an alignment file: {error}") from error
         self.path = Path(path)
         self.provenance = Provenance(**json.loads(metadata["provenance"]))
         self.names = [name for name in names if name]
@@ -282,22 +282,22 @@ class AlignmentStore:
         return self._tokens[self._offsets[i] : self._offsets[i + 1]].tolist()
 
     def check(self, wanted: Provenance) -> None:
-        """Refuse a file from another tokenizer, topology or frame rate, saying what differs."""
+        """Refuse a file from another tokenizer, topology or frame rate; the error says what differs."""
         for key, value in vars(wanted).items():
             found = getattr(self.provenance, key)
             same = abs(found - value) < 1e-6 if isinstance(value, float) else found == value
             if not same:
-                way_out = WAYS_OUT[key].format(json.dumps(found))
+                remedy = REMEDIES[key].format(json.dumps(found))
                 raise UsageError(
                     f"{self.path} does not fit this model: its {key} is {found}, the model's {value}; "
-                    f"{way_out}, or align the corpus again with an expert of the same {key}"
+                    f"{remedy}, or align the corpus again with an expert of the same {key}"
                 )
 
 
 def write_alignments(
     path: Path | str, items: Iterable[tuple[str, Sequence[int]]], provenance: Provenance
 ) -> None:
-    """Store (id, alignment) pairs; the file appears whole or not at all."""
+    """Store (id, alignment) pairs, atomically."""
     from safetensors.numpy import save_file
 
     names, lengths, tokens = [], [0], []
@@ -316,7 +316,7 @@ def write_alignments(
 
 
 def _memory_mapped(path: Path, name: str) -> np.ndarray:
-    """One tensor of a safetensors file, left on disk until it is touched."""
+    """One tensor of a safetensors file, memory-mapped."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(size))[name]
@@ -330,7 +330,7 @@ def _memory_mapped(path: Path, name: str) -> np.ndarray:
 def check_collapses(
     alignment: Sequence[int], target: Sequence[int], name: str, *, merge_repeats: bool
 ) -> None:
-    """An alignment of another text is refused, naming the utterance."""
+    """Refuse an alignment of another text; the error names the utterance."""
     found = collapse(alignment, merge_repeats=merge_repeats)
     if list(found) != list(target):
         raise UsageError(

@@ -29,7 +29,7 @@ def step_plain(x, before, blank_m, blank_e, emissions, at, width):
 def posterior_plain(
     x, before, scale_m, scale_e, suffix, at, blank_m, blank_e, emissions, here, width, tokens
 ):
-    """What a frame emits, prefix * emission * suffix / total: the tokens go out, blank is returned."""
+    """Posteriors of a frame, prefix * emission * suffix / total: written to ``tokens``; blank's is returned."""
     blank_m, blank_e = blank_m * scale_m, blank_e + scale_e
     blank = 0.0
     for c in range(width):
@@ -70,8 +70,8 @@ def step_blank(x, before, blank_m, blank_e, b, at, width):
 
 @part(fastmath=CONTRACT)
 def step_token(x, b, k, before, distinct, lowest, shift, emissions, at, width):
-    """K'[j] = (K[j] + X[j-1]) p(y_j), or with B[j-1] in place of X[j-1] where y_j = y_{j-1}; uses up X."""
-    for c in range(width):  # two loops with few arrays each: the compiler leaves one with many scalar
+    """K'[j] = (K[j] + X[j-1]) p(y_j), or with B[j-1] in place of X[j-1] where y_j = y_{j-1}; overwrites X."""
+    for c in range(width):  # two loops: the compiler does not vectorise one with many arrays
         xm, xe, bm, be = x.m[shift + c], x.e[shift + c], b.m[before + c - ONE], b.e[before + c - ONE]
         may_skip = distinct[lowest + c]
         x.m[shift + c] = xm if may_skip else bm
@@ -102,7 +102,7 @@ def multiply_row(row, here, emissions, at, width):
 
 @part(fastmath=CONTRACT)
 def step_back_blank(b, k, after, blank_m, blank_e, out, width):
-    """B[j] = B'[j] p(blank) + K'[j+1] over suffixes, where K' has its emission already."""
+    """B[j] = B'[j] p(blank) + K'[j+1] over suffixes, where K' includes its emission."""
     for c in range(width):
         b.m[out + c], b.e[out + c] = plus(
             b.m[after + c] * blank_m, b.e[after + c] + blank_e, k.m[after + c + ONE], k.e[after + c + ONE]
