@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -283,9 +284,8 @@ def test_cancel(page, server):
             and page.inner_text("#status") == "Cancelled speech.wav."
         )
         assert page.is_hidden("#take") and page.is_hidden("#transport") and page.is_hidden("#cancel")
-    until(page, "true")
     deadline = time.monotonic() + 60
-    while service.batcher.waiting or "imputer_requests_in_progress 0" not in service.metrics.text():
+    while "imputer_requests_in_progress 0" not in service.metrics.text():
         assert time.monotonic() < deadline, "the server still works for a client that left"
         time.sleep(0.02)
     page.click("#resume")
@@ -357,32 +357,29 @@ def test_a_lost_server_and_one_that_comes_back(browser, folder):
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.close()
-    text = tones.sentence(np.random.default_rng(5), 60)
-    content = wav(tones.speak(text, 5, pause=0.5)[0])
-    address = f"http://127.0.0.1:{port}"
+    text = tones.sentence(np.random.default_rng(5), 300)
+    content = wav(tones.speak(text, 5, pause=0.6)[0], kind="FLAC")
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(process(folder, port))
-        page = stack.enter_context(opened(browser, address))
+        page = stack.enter_context(opened(browser, f"http://127.0.0.1:{port}"))
         page.locator("#advanced summary").click()
-        set_range(page, "#block-size", 32)  # long enough to be killed in between
+        set_range(page, "#block-size", 32)  # with so long a recording, there is time to kill it in between
         choose(page, content)
         until(page, "document.querySelector('#progress-text').textContent.includes('pass')")
         server.kill()
         page.wait_for_selector("#error:not([hidden])")
         assert re.search("cannot be reached|stopped before the end", page.inner_text("#error-text"))
         assert "incomplete" in page.inner_text("#facts") and page.is_hidden("#take")
-        page.click("#retry")  # there is still no server
-        until(
-            page,
-            "document.querySelector('#error-text').textContent === 'The server cannot be reached.'"
-            " && !document.querySelector('#error').hidden",
-        )
         server.wait()
+        page.click("#retry")  # there is still no server
+        until(page, "document.querySelector('#error-text').textContent === 'The server cannot be reached.'")
+        page.wait_for_selector("#error:not([hidden])")
         stack.enter_context(process(folder, port))
+        set_range(page, "#block-size", 4)
         page.click("#retry")
         shown(page)
         assert words(page) == text.split() and page.is_hidden("#error")
-        assert page.input_value("#block-size") == "32"
+        assert "block size 4" in page.inner_text("#facts"), "settings outlive the server"
         page.errors.clear()  # the browser itself logs refused connections
 
 
@@ -397,6 +394,41 @@ def test_a_server_that_is_busy(page):
     page.click("#retry")
     shown(page)
     page.errors.clear()  # the browser itself logs the 429
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "again"),
+    [
+        ('event: error\ndata: {"error": {"message": "no sound in it"}}\n\n', "No sound in it", False),
+        ("event: other\ndata: {}\n\n", "The server stopped before the end.", True),
+    ],
+)
+def test_streams_that_end_badly(page, body, message, again):
+    page.route("**/v1/imputations", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    choose(page)
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.inner_text("#error-text") == message and page.is_visible("#retry") == again
+    assert page.get_attribute("#result", "aria-busy") == "false" and page.is_hidden("#busy")
+
+
+def test_events_are_read_however_they_are_cut(page):
+    """A stream that arrives character by character gives what it gives at once."""
+    response = post(page.url + "v1/imputations", files={"file": ("a.wav", wav())}, data={"stream": "true"})
+    text = "".join(block + "\n\n" for block in response.text.split("\n\n")[2:6])
+    found = page.evaluate(
+        """async (text) => {
+            const { EventReader } = await import("./static/events.js");
+            const [slow, fast] = [[], []];
+            const one = new EventReader((...event) => slow.push(event));
+            for (let end = 0; end <= text.length; end++) one.read(text.slice(0, end));
+            new EventReader((...event) => fast.push(event)).read(text);
+            return [slow, fast];
+        }""",
+        text,
+    )
+    expected = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+    assert len(expected) == 4
+    assert found[0] == found[1] == [[event["type"], event] for event in expected]
 
 
 # The transcript.
@@ -504,8 +536,10 @@ def test_times_and_confidence_of_a_word(page):
     expected = told(page)["words"]
 
     def tip(word):
-        sure = 100 * word["confidence"]
-        return f"{word['start']:.2f} to {word['end']:.2f} s, {sure:.{1 if sure > 99.5 else 0}f} % sure"
+        sure = math.floor(1000 * word["confidence"] + 1e-6) / 10
+        return (
+            f"{word['start']:.2f} to {word['end']:.2f} s, {sure if sure >= 99 else math.floor(sure):g} % sure"
+        )
 
     page.locator(".word").nth(2).hover()
     assert page.is_visible("#word-tip") and page.inner_text("#word-tip") == tip(expected[2])

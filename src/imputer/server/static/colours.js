@@ -31,8 +31,10 @@ export function sure(confidence) {
   return palette().sure[Math.round(STEPS * Math.max(0, Math.min(1, confidence)) ** 2)];
 }
 
+// Rounded down, so that only certainty is 100 %.
 export function percent(confidence) {
-  return `${(100 * confidence).toFixed(confidence > 0.995 ? 1 : 0)} %`;
+  const tenths = Math.floor(1000 * confidence + 1e-6);
+  return tenths >= 990 ? `${tenths / 10} %` : `${Math.floor(tenths / 10)} %`;
 }
 
 function rgb(hex) {

@@ -153,6 +153,7 @@ const EVENTS = {
   "imputation.start": (outline) => {
     imputation = new Imputation(outline);
     sound.setLength(outline.seconds);
+    $("alignment").hidden = false;
     timeline.show(imputation, NOW);
     overview.show(timeline.overflows);
     showFacts();
@@ -207,9 +208,8 @@ function clearResult(name) {
   player.pause();
   $("busy").hidden = $("error").hidden = $("empty").hidden = true;
   $("result").hidden = false;
-  $("take").hidden = $("transport").hidden = $("greedy").hidden = true;
+  for (const id of ["take", "transport", "alignment", "greedy", "as-text"]) $(id).hidden = true;
   $("as-text").open = false;
-  $("as-text").hidden = true;
   $("result-title").textContent = name;
   $("facts").textContent = "";
 }
@@ -223,7 +223,7 @@ function showWriting() {
     if (!imputation || imputation.done) return;
     const { place, windows, passCount, frames } = imputation;
     const part = windows.length > 1 ? `Part ${place.window + 1} of ${windows.length}, pass` : "Pass";
-    progress(`${part} ${place.pass} of ${passCount}`, Math.min(1, imputation.filledNow / frames));
+    progress(`${part} ${place.pass} of ${Math.max(place.pass, passCount)}`, Math.min(1, imputation.filledNow / frames));
     overview.changed();
     timeline.grew();
     transcript.show(imputation, NOW);

@@ -126,6 +126,7 @@ export class Transcript {
 
   // Mark the words at these places, or none.
   mark(places) {
+    if (places === this.differing) return;
     this.differing = places;
     this.refresh(this.sections);
   }
