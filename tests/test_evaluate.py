@@ -159,7 +159,7 @@ def test_everything_is_there_before_anything_is_scored(run, place, tmp_path, mon
 def test_letters_the_model_does_not_know_are_told(run, place, tmp_path):
     manifest.write(tmp_path / "m.jsonl", [Utterance("a", str(place / "1.flac"), 1.0, "BA lu")])
     _, _, err = run(tmp_path / "m.jsonl", "--model", place / "good")
-    assert "never writes: AB" in err
+    assert "not in the model's vocabulary: AB" in err
 
 
 def test_the_callers_mistakes(run, place, tmp_path):

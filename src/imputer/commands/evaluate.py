@@ -14,7 +14,7 @@ from imputer.errors import ImputerError, UsageError, count
 if TYPE_CHECKING:
     from imputer.data.manifest import Utterance
     from imputer.evaluation import Evaluation
-    from imputer.evaluation.baselines import Peer
+    from imputer.evaluation.baselines import Baseline
     from imputer.recognizer import Recognizer
 
 
@@ -51,8 +51,8 @@ def evaluate(
     compare
         A second model to compare with, utterance by utterance.
     beside
-        Others to score on the same files: moonshine (with its own decoder), pocketsphinx, both on one thread; or the
-        folder of a CTC model, decoded greedily.
+        Baselines to score on the same files: moonshine (with its own decoder), whisper-tiny.en or pocketsphinx, on one
+        thread; or the folder of a CTC model, decoded greedily.
     block_size
         Passes of the network, one or more: --block-size 1 4 8. The model's own if not given.
     strategy
@@ -105,11 +105,11 @@ def evaluate(
         (name, Recognizer.from_pretrained(name, runtime=runtime, device=device))
         for name in ([model, compare] if compare else [model])
     ]
-    rivals = [(name, _rival(name, runtime, device)) for name in beside or ()]
+    baselines = [(name, _baseline(name, runtime, device)) for name in beside or ()]
     clock = time.process_time if threads == 1 else time.perf_counter
     results: list[list[Evaluation]] = []
     for name, recognizer in models:
-        _warn_of_strange_letters(recognizer, utterances)
+        _warn_of_unknown_letters(recognizer, utterances)
         results.append([_measured(recognizer, utterances, options, name, clock) for options in ways])
     delays = []
     if streaming:
@@ -117,7 +117,7 @@ def evaluate(
             live, delay = _streamed(recognizer, utterances, name)
             rows.append(live)
             delays.append((name, delay))
-    others = [_beside(name, rival, utterances, clock) for name, rival in rivals]
+    others = [_beside(name, baseline, utterances, clock) for name, baseline in baselines]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
     worst_of = results[0][-1]
@@ -168,13 +168,13 @@ def _measured(
     total = round(sum(utterance.duration for utterance in utterances))
     title = f"{name}, {options.strategy} {options.passes(recognizer.model)}"
     with progress.bar(title, total, unit="s") as advance:
-        return _of_something(
+        return _scored(
             evaluation.evaluate(recognizer, utterances, options, name=name, advance=advance, clock=clock)
         )
 
 
-def _of_something(evaluated: "Evaluation") -> "Evaluation":
-    """No errors in no words are no result."""
+def _scored(evaluated: "Evaluation") -> "Evaluation":
+    """An error rate over no words is not a result."""
     if not evaluated.utterances:
         reasons = list(evaluated.failed.values())
         raise ImputerError(
@@ -184,41 +184,41 @@ def _of_something(evaluated: "Evaluation") -> "Evaluation":
     return evaluated
 
 
-def _rival(name: str, runtime: Any, device: str) -> "Recognizer | Peer":
-    """Who stands beside the model: somebody else's recogniser, or a model folder."""
-    from imputer.evaluation.baselines import PEERS
+def _baseline(name: str, runtime: Any, device: str) -> "Recognizer | Baseline":
+    """A baseline: another recogniser, or a model folder."""
+    from imputer.evaluation.baselines import BASELINES
     from imputer.recognizer import Recognizer
 
-    if name in PEERS:
-        return PEERS[name]()
+    if name in BASELINES:
+        return BASELINES[name]()
     if not Path(name).is_dir():
-        raise UsageError(f"--beside {name}: neither {', '.join(PEERS)} nor a model folder")
+        raise UsageError(f"--beside {name}: neither {', '.join(BASELINES)} nor a model folder")
     return Recognizer.from_pretrained(name, runtime=runtime, device=device)
 
 
 def _beside(
-    name: str, rival: "Recognizer | Peer", utterances: list["Utterance"], clock: Callable[[], float]
+    name: str, baseline: "Recognizer | Baseline", utterances: list["Utterance"], clock: Callable[[], float]
 ) -> "Evaluation":
     from imputer import evaluation
     from imputer.decoding import Options
     from imputer.recognizer import Recognizer
     from imputer.support import progress
 
-    if isinstance(rival, Recognizer):
-        return _measured(rival, utterances, Options(1), name, clock)
+    if isinstance(baseline, Recognizer):
+        return _measured(baseline, utterances, Options(1), name, clock)
     total = round(sum(utterance.duration for utterance in utterances))
     with progress.bar(name, total, unit="s") as advance:
-        return _of_something(evaluation.evaluate_peer(rival, utterances, advance))
+        return _scored(evaluation.evaluate_baseline(baseline, utterances, advance))
 
 
-def _warn_of_strange_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
+def _warn_of_unknown_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
     """Upper case against a lower-case model, say, would count every word as wrong."""
     vocabulary = recognizer.vocabulary
     known = set("".join(vocabulary.pieces(range(1, vocabulary.size + 1)))) | {" "}
     strange = sorted({letter for u in utterances for letter in u.text if not letter.isspace()} - known)
     if strange:
         print(
-            f"imputer: the texts hold characters that this model never writes: {''.join(strange[:20])}",
+            f"imputer: the texts have characters that are not in the model's vocabulary: {''.join(strange[:20])}",
             file=sys.stderr,
         )
 

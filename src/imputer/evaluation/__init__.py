@@ -13,7 +13,7 @@ from imputer.evaluation import scoring
 from imputer.recognizer import Recognizer
 
 if TYPE_CHECKING:
-    from imputer.evaluation.baselines import Peer
+    from imputer.evaluation.baselines import Baseline
 
 Item = TypeVar("Item")
 WHOLE_SECONDS = 60.0  # utterances up to here are decoded in one piece, as the paper does with all
@@ -118,8 +118,8 @@ def evaluate(
     )
 
 
-def evaluate_peer(
-    peer: "Peer", utterances: Sequence[Utterance], advance: Callable[[float], None]
+def evaluate_baseline(
+    baseline: "Baseline", utterances: Sequence[Utterance], advance: Callable[[float], None]
 ) -> Evaluation:
     """The same for somebody else's recogniser, by processor time."""
     scored: list[Scored] = []
@@ -127,11 +127,11 @@ def evaluate_peer(
     started = time.process_time()
     for utterance in utterances:
         try:
-            scored.append(score(utterance, *peer.transcribe(read_utterance(utterance))))
+            scored.append(score(utterance, *baseline.transcribe(read_utterance(utterance))))
         except ImputerError as error:
             failed[utterance.id] = error
         advance(utterance.duration)
-    return Evaluation(peer.name, 0, peer.strategy, scored, time.process_time() - started, failed)
+    return Evaluation(baseline.name, 0, baseline.strategy, scored, time.process_time() - started, failed)
 
 
 def score(utterance: Utterance, text: str, passes: int) -> Scored:

