@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import imputer as imputer_package
 from imputer.commands import program
 from trainings import imputer
 
@@ -82,3 +83,15 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
         command = asked % (script, words, len(words.split()))
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
         assert completed in done.stdout.split(), done
+
+
+def test_python_names_are_listed_and_typed(tmp_path: Path) -> None:
+    program = tmp_path / "use.py"
+    program.write_text(
+        "from imputer import Recognizer\nreveal_type(Recognizer.from_pretrained('english').sample_rate)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-m", "mypy", program], capture_output=True, text=True, check=False
+    ).stdout
+    assert 'Revealed type is "int"' in said, said
+    assert {"Recognizer", "Transcript"} <= set(dir(imputer_package))

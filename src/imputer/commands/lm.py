@@ -27,6 +27,9 @@ def lm(
 ) -> None:
     """Build a language model: count and smooth the n-grams of text files, and print the perplexity of lines held out.
 
+    - imputer lm build books.txt.xz --model english -o books.bin
+    - imputer lm build lectures/*.txt --model runs/mine/model -o runs/mine/model
+
     Modified Kneser-Ney over the pieces of a model, pruned until it fits. 20 million words take about two minutes
     and 4 GB of memory.
 
