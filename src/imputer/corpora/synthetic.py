@@ -1,20 +1,15 @@
-"""Synthetic speech from a text file, one sentence a line, by whichever engines are installed.
+"""Synthetic speech from a text file, one sentence per line, by whichever engines are installed (``engines``).
 
-Four engines (Debian packages flite, rhvoice-english, libttspico-utils and espeak-ng) lend nine voices and many
-variants of a tenth. Every utterance is one to eight sentences in one voice with its own rate, pitch, warp of the
-voice (by resampling), pauses, equalisation, reverberation, noise and level, all drawn from (seed, number of the
-utterance): the same command makes the same speech, and one that was stopped goes on where it stopped. Text is
-spelled out first, so that what is said and what is written agree; what cannot be is dropped and counted.
+Every utterance is one to eight sentences in one voice with its own rate, pitch, warp of the voice (by resampling),
+pauses, equalisation, reverberation, noise and level, all drawn from (seed, number of the utterance): the same command
+makes the same speech, and an interrupted one resumes. Text is spelled out first, so that what is said and what is
+written agree; what cannot be spelled out is dropped and counted.
 """
 
 import hashlib
 import json
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -24,13 +19,13 @@ import numpy as np
 from imputer import audio
 from imputer.audio.alteration import recorded, warped
 from imputer.corpora.common import Dropped, Found, Options
+from imputer.corpora.engines import SAMPLE_RATE, Delivery, Voice, installed_voices, say
 from imputer.data.manifest import Utterance
 from imputer.data.text import Unspeakable, read_lines, spell, transcript
 from imputer.errors import ImputerError, UsageError
 from imputer.support.atomic_files import replacing
 
-SAMPLE_RATE = 16_000
-RECIPE = 2  # goes up when the same seed would give other speech
+RECIPE = 4  # goes up when the same seed would give other speech
 # Lengths like those of read books: 2 to 28 s, half of them under 7, some beyond 20.
 MOST_SECONDS = 28.0  # of one utterance, by estimate
 MEAN_SECONDS, SHAPE = 6.0, 1.6  # of the gamma distribution aimed at; the last sentence goes beyond
@@ -53,124 +48,6 @@ def pieces(spoken: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-# Engines: from what is said to sound.
-
-
-@dataclass(frozen=True)
-class Voice:
-    """One speaker of one engine; ``weight`` is how often it is chosen."""
-
-    engine: str
-    name: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class Manner:
-    """How a voice speaks: 1 is its usual rate and pitch."""
-
-    rate: float
-    pitch: float
-
-
-def _flite(spoken: str, voice: str, manner: Manner, path: Path) -> list[str]:
-    usual = {"slt": 170, "rms": 100, "awb": 130, "kal16": 105}[voice]
-    settings = {
-        "duration_stretch": 1 / manner.rate,
-        "int_f0_target_mean": usual * manner.pitch,
-        "int_f0_target_stddev": 15 * manner.pitch,
-    }
-    options = [part for name, value in settings.items() for part in ("--setf", f"{name}={value:.3f}")]
-    return ["flite", "-voice", voice, *options, "-t", spoken, "-o", str(path)]
-
-
-def _pico(spoken: str, voice: str, manner: Manner, path: Path) -> list[str]:
-    tags = f'<speed level="{100 * manner.rate:.0f}"><pitch level="{100 * manner.pitch:.0f}">'
-    return ["pico2wave", "-l", voice, "-w", str(path), f"{tags}{spoken}</pitch></speed>"]
-
-
-def _espeak(spoken: str, voice: str, manner: Manner, path: Path) -> list[str]:
-    pitch = min(99, max(0, 50 + 120 * (manner.pitch - 1)))
-    options = ["-s", f"{165 * manner.rate:.0f}", "-p", f"{pitch:.0f}", "-w", str(path)]
-    return ["espeak-ng", "-v", voice, *options, "--", spoken]
-
-
-def _rhvoice(spoken: str, voice: str, manner: Manner, path: Path) -> list[str]:
-    options = ["-r", f"{100 * manner.rate:.0f}", "-t", f"{100 * manner.pitch:.0f}", "-o", str(path)]
-    return ["RHVoice-test", "-p", voice, *options]  # it reads the text from its standard input
-
-
-# What an engine is asked with, and the program and Debian package it needs.
-ENGINES: dict[str, tuple[Callable[[str, str, Manner, Path], list[str]], str, str]] = {
-    "flite": (_flite, "flite", "flite"),
-    "rhvoice": (_rhvoice, "RHVoice-test", "rhvoice rhvoice-english"),
-    "pico": (_pico, "pico2wave", "libttspico-utils"),
-    "espeak": (_espeak, "espeak-ng", "espeak-ng"),
-}
-# Weights follow how well Moonshine's own decoder understands a voice: 12 to 14 % of the words wrong for flite's
-# statistical voices, 22 to 31 % for pico and kal16, 18 to 30 % for the variants of espeak kept here, which share
-# one voice that sounds least like a person. RHVoice's evgeniy-eng and lyubov are CC BY-NC-ND, so left out.
-ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland")
-ESPEAK_VARIANTS = (
-    "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "f1", "f2", "f5", "Denis", "Diogo", "Gene", "Henrique", "Hugo",
-    "Mario", "Michael", "Mike", "iven4", "john", "max", "michel",
-)  # fmt: skip
-VOICES = (
-    Voice("flite", "slt", 12),
-    Voice("flite", "rms", 14),
-    Voice("flite", "awb", 12),
-    Voice("flite", "kal16", 4),
-    Voice("rhvoice", "bdl", 12),
-    Voice("rhvoice", "clb", 12),
-    Voice("rhvoice", "slt", 5),
-    Voice("pico", "en-US", 8),
-    Voice("pico", "en-GB", 8),
-    *(
-        Voice("espeak", f"{accent}+{variant}", 13 / len(ESPEAK_ACCENTS) / len(ESPEAK_VARIANTS))
-        for accent in ESPEAK_ACCENTS
-        for variant in ESPEAK_VARIANTS
-    ),
-)
-
-
-def installed_voices() -> list[Voice]:
-    """The voices of the engines that are there."""
-    there = {name for name, (_, program, _) in ENGINES.items() if shutil.which(program)}
-    if not there:
-        packages = " ".join(package for *_, package in ENGINES.values())
-        raise UsageError(f"no speech engine is installed; on Debian: apt-get install {packages}")
-    return [voice for voice in VOICES if voice.engine in there]
-
-
-def say(spoken: str, voice: Voice, manner: Manner) -> np.ndarray:
-    """(samples,) float32 at 16 kHz, the silence at both ends cut off."""
-    import soundfile
-    import soxr
-
-    command = ENGINES[voice.engine][0]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "speech.wav"
-        try:
-            words = command(spoken, voice.name, manner, path)
-            subprocess.run(words, input=f"{spoken}\n".encode(), check=True, capture_output=True, timeout=60)
-            samples, rate = soundfile.read(path, dtype="float32")
-        except (OSError, subprocess.SubprocessError, soundfile.SoundFileError) as error:
-            raise Unspeakable(f"{voice.engine} failed") from error
-    if rate != SAMPLE_RATE:
-        samples = soxr.resample(samples, rate, SAMPLE_RATE)
-    return _trimmed(samples)
-
-
-def _trimmed(samples: np.ndarray) -> np.ndarray:
-    """Without what is 40 dB below the loudest at either end, but for 20 ms."""
-    block = SAMPLE_RATE // 100
-    levels = np.abs(samples[: len(samples) // block * block]).reshape(-1, block).max(1, initial=0)
-    loud = np.flatnonzero(levels > 0.01 * levels.max(initial=0))
-    if not len(loud):
-        raise Unspeakable("silence from the engine")
-    return samples[max(0, loud[0] - 2) * block : (loud[-1] + 3) * block]
-
-
 # Variety: from clean speech to something like a recording.
 
 
@@ -185,12 +62,12 @@ def utter(spoken: list[str], voice: Voice, generator: np.random.Generator) -> np
         np.clip(np.exp(generator.normal(0, 0.08)), 0.82, 1.2)
     )  # raises pitch and formants, and speed
     speed = generator.uniform(0.85, 1.2)
-    manner = Manner(rate=speed / warp, pitch=generator.uniform(0.9, 1.15))
+    delivery = Delivery(rate=speed / warp, pitch=generator.uniform(0.9, 1.15))
     if generator.random() < 0.5:
         spoken = [" ".join(spoken)]  # the engine's own pauses between sentences
     joined = [_silence(generator, 0.05, 0.4)]
     for sentence in spoken:
-        joined += [say(sentence, voice, manner), _silence(generator, 0.15, 0.6)]
+        joined += [say(sentence, voice, delivery), _silence(generator, 0.15, 0.6)]
     samples = warped(np.concatenate([*joined[:-1], _silence(generator, 0.05, 0.5)]), warp)
     return recorded(samples, generator)
 
