@@ -147,7 +147,7 @@ def test_everything_is_there_before_anything_is_scored(run, place, tmp_path, mon
     test, good = place / "test.jsonl", place / "good"
     for arguments, message in {
         ("--compare", "nowhere"): "no model folder nowhere",
-        ("--beside", tmp_path): "is no model folder",
+        ("--beside", tmp_path): "is not a model folder",
         ("--json", test / "scores.json"): f"cannot write {test / 'scores.json'}",
         ("--json", tmp_path): "it is a folder",
         ("--device", "nowhere"): "device 'nowhere'",

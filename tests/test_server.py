@@ -956,7 +956,7 @@ def test_damaged_model_is_named_once(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "imputer", "serve", *arguments], capture_output=True, text=True, timeout=200
     )
-    assert done.returncode == 2 and "is damaged or no safetensors file" in done.stderr
+    assert done.returncode == 2 and "is damaged or not a safetensors file" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

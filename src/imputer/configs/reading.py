@@ -63,6 +63,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{path} is not a configuration: its values are nested too deeply") from None
 
 
 def build(kind: type[Section], mapping: dict[str, Any], *, where: str, prefix: str = "") -> Section:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from imputer import configs
-from imputer.errors import ImputerError, UsageError
+from imputer.errors import ImputerError, UsageError, count
 from imputer.model import Imputer
 from imputer.support import atomic_files
 from imputer.vocabulary import Vocabulary
@@ -22,6 +22,8 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.toml", "tokenizer.mode
 LANGUAGE_MODEL = "lm.bin"
 EXPORTED = "encode*.onnx"  # what the export of a model holds
 SHIPPED = Path(__file__).parent
+LARGEST_CONFIG, LARGEST_TOKENIZER = 1_000_000, 100_000_000  # bytes
+FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def model_folder(path_or_name: str | Path) -> Path:
@@ -78,48 +80,130 @@ def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bo
 
 
 def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:
-    """Read a model folder; whatever is missing, damaged or does not fit together is named."""
+    """Read a model folder; whatever is missing, damaged or does not fit together is named.
+
+    The shapes in the weights file are compared with the configuration before anything of its size is built.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise UsageError(f"no model folder {folder}")
     for name in (CONFIG, TOKENIZER, WEIGHTS):
         if not (folder / name).is_file():
-            raise UsageError(f"{folder} is no model folder: {name} is missing")
-    mapping = configs.read_toml(folder / CONFIG)
-    where = str(folder / CONFIG)
-    settings = configs.build(configs.Model, mapping.get("model", {}), where=where, prefix="model.")
-    front_end = configs.build(
-        configs.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end."
-    )
+            raise UsageError(f"{folder} is not a model folder: {name} is missing")
+    settings, front_end = read_settings(folder)
+    vocabulary = read_vocabulary(folder)
+    shapes = read_shapes(folder / WEIGHTS)
+    refuse_other_depth(folder, settings, shapes)
     try:
-        vocabulary = Vocabulary.load(folder / TOKENIZER)
+        with torch.device("meta"):  # takes no memory, whatever the configuration asks for
+            model = Imputer(settings, front_end, vocabulary.size)
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise UsageError(f"{folder / CONFIG} describes a network that cannot be built: {error}") from error
+    refuse_other_shapes(model, shapes, folder / WEIGHTS)
+    weights = read_weights(folder / WEIGHTS)
+    expected = model.state_dict()
+    model.load_state_dict({n: t.to(expected[n].dtype) for n, t in weights.items()}, assign=True)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        # A front end may have buffers that are not saved: build it again, now that its size is known to be right.
+        model = Imputer(settings, front_end, vocabulary.size)
+        load_weights(model, folder / WEIGHTS)
+    return model.requires_grad_(True).eval(), vocabulary
+
+
+def read_settings(folder: Path) -> tuple[configs.Model, configs.FrontEnd]:
+    """Network and front end as config.toml describes them."""
+    mapping, where = read_config(folder), str(folder / CONFIG)
+    return (
+        configs.build(configs.Model, mapping["model"], where=where, prefix="model."),
+        configs.build(configs.FrontEnd, mapping["front_end"], where=where, prefix="front_end."),
+    )
+
+
+def read_config(folder: Path) -> dict[str, dict[str, Any]]:
+    """The sections of config.toml."""
+    path = folder / CONFIG
+    _refuse_size(path, LARGEST_CONFIG)
+    mapping = configs.read_toml(path)
+    sections = {name: mapping.get(name, {}) for name in ("model", "front_end", "vocabulary")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise UsageError(f"{path}: {name} = {section!r}, but it takes a section")
+    return sections
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The tokenizer of a model folder, which must be the one that config.toml states."""
+    path = folder / TOKENIZER
+    _refuse_size(path, LARGEST_TOKENIZER)
+    try:
+        vocabulary = Vocabulary.load(path)
     except ImputerError as error:
         raise UsageError(str(error)) from error
-    stated = mapping.get("vocabulary", {})
-    if stated.get("fingerprint", vocabulary.fingerprint) != vocabulary.fingerprint:
+    stated = read_config(folder)["vocabulary"].get("fingerprint", vocabulary.fingerprint)
+    if stated != vocabulary.fingerprint:
         raise UsageError(
-            f"{folder / TOKENIZER} is not the tokenizer this model was trained with: fingerprint "
-            f"{vocabulary.fingerprint}, config.toml says {stated['fingerprint']}"
+            f"{path} is not the tokenizer this model was trained with: fingerprint {vocabulary.fingerprint}, "
+            f"{CONFIG} says {stated}"
         )
-    model = Imputer(settings, front_end, vocabulary.size)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval(), vocabulary
+    return vocabulary
 
 
-def load_weights(model: nn.Module, path: Path | str) -> None:
-    """Copy the tensors of a safetensors file into ``model``; names and shapes must agree exactly."""
-    weights = read_weights(path)
-    expected: dict[str, Any] = model.state_dict()
+def _refuse_size(path: Path, largest: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if size > largest:
+        raise UsageError(f"{path} has {size:,} bytes; more than {largest:,} is no {path.name}")
+
+
+def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in a safetensors file, from its header; they must be numbers with a fraction."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            kinds = {name: one.get_dtype() for name, one in slices.items()}
+            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
+    for name, kind in kinds.items():
+        if kind not in FLOATS:
+            raise UsageError(f"{path}: {name} is stored as {kind}; weights are one of {', '.join(FLOATS)}")
+    return shapes
+
+
+def refuse_other_depth(folder: Path, settings: configs.Model, shapes: dict[str, tuple[int, ...]]) -> None:
+    """The number of layers decides how many modules are built, so it is compared first."""
+    found = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
+    if found != settings.layers:
+        raise UsageError(
+            f"{folder / CONFIG}: model.layers = {settings.layers}, but {WEIGHTS} has {count(found, 'layer')}"
+        )
+
+
+def refuse_other_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], path: Path | str) -> None:
+    """Names and shapes in a weights file must be those of the model."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     wrong = [
-        f"{name}: {_shape(weights.get(name))} in the file, {_shape(expected.get(name))} in the model"
-        for name in sorted(weights.keys() | expected.keys())
-        if _shape(weights.get(name)) != _shape(expected.get(name))
+        f"{name}: {_shape(shapes.get(name))} in the file, {_shape(expected.get(name))} in the model"
+        for name in sorted(shapes.keys() | expected.keys())
+        if shapes.get(name) != expected.get(name)
     ]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UsageError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{more}")
+
+
+def load_weights(model: nn.Module, path: Path | str) -> None:
+    """Copy the tensors of a safetensors file into ``model``; names and shapes must agree exactly."""
+    refuse_other_shapes(model, read_shapes(path), path)
+    weights = read_weights(path)
     with torch.no_grad():
-        for name, tensor in expected.items():
+        for name, tensor in model.state_dict().items():
             tensor.copy_(weights[name])
 
 
@@ -133,8 +217,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise UsageError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else "x".join(map(str, tensor.shape)) or "a number"
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else "x".join(map(str, shape)) or "a number"

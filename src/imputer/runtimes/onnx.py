@@ -62,15 +62,8 @@ def load(folder: Path | str, *, int8: bool = False) -> tuple["OnnxImputer", Voca
     for name in (*(f"{part}{suffix}" for part in PARTS), models.CONFIG, models.TOKENIZER):
         if not (folder / name).is_file():
             raise UsageError(f"{folder} has no {name}; {_way_to_export(folder, name)}")
-    mapping, where = configs.read_toml(folder / models.CONFIG), str(folder / models.CONFIG)
-    settings = configs.build(configs.Model, mapping.get("model", {}), where=where, prefix="model.")
-    front_end = configs.build(
-        configs.FrontEnd, mapping.get("front_end", {}), where=where, prefix="front_end."
-    )
-    vocabulary = Vocabulary.load(folder / models.TOKENIZER)
-    stated = mapping.get("vocabulary", {}).get("fingerprint", vocabulary.fingerprint)
-    if stated != vocabulary.fingerprint:
-        raise UsageError(f"{folder / models.TOKENIZER} is not the tokenizer that {where} speaks of")
+    settings, front_end = models.read_settings(folder)
+    vocabulary = models.read_vocabulary(folder)
     sessions = {part: _session(folder / f"{part}{suffix}") for part in PARTS}
     return OnnxImputer(settings, front_end, vocabulary.size, sessions), vocabulary
 

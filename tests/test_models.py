@@ -1,0 +1,100 @@
+"""Model folders that are damaged or absurd: one line each, before anything of that size is built."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from imputer import models
+from imputer.errors import UsageError
+from imputer.runtimes import onnx
+
+
+@pytest.fixture
+def folder(expert: Path, tmp_path: Path) -> Path:
+    """A model folder that a test may spoil."""
+    shutil.copytree(expert, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    path = folder / models.CONFIG
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_what_is_loaded_is_what_was_saved(expert: Path) -> None:
+    model, _ = models.load(expert)
+    saved = load_file(expert / models.WEIGHTS)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert all(parameter.requires_grad for parameter in model.parameters()) and not model.training
+
+
+def test_half_precision_is_read_as_float32(expert: Path, tmp_path: Path) -> None:
+    models.save(tmp_path, *models.load(expert), half=True)
+    model, _ = models.load(tmp_path)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "layers = 2",
+            "layers = 1000000000",
+            r"model\.layers = 1000000000, but model\.safetensors has 2 layers",
+        ),
+        ("width = 64", "width = 400000000000", "does not fit the model|cannot be built"),
+        ("width = 64", "width = 9223372036854775806", "cannot be built|must be a multiple"),
+        ("filter_size = 128", "filter_size = 1000000000000", "does not fit the model"),
+        ("channels = 4", "channels = 2000000000", "does not fit the model|cannot be built"),
+        ("[model]", "model = 3\n[other]", "model = 3, but it takes a section"),
+        (
+            "[vocabulary]",
+            "vocabulary = [1]\n[other]",
+            "vocabulary = .*, but it takes a section|not valid TOML",
+        ),
+        ("[model]", "[model]\nx = " + "[" * 100_000, "not valid TOML|nested too deeply"),
+    ],
+)
+def test_an_absurd_configuration_is_one_line(folder: Path, old: str, new: str, says: str) -> None:
+    if not new.startswith("[model]\nx") and "\n[other]" in new:
+        # A plain value must stand before the first section.
+        name, _, rest = new.partition("\n")
+        edit(folder, old, rest)
+        path = folder / models.CONFIG
+        path.write_text(f"{name}\n{path.read_text()}")
+    else:
+        edit(folder, old, new)
+    with pytest.raises(UsageError, match=says):
+        models.load(folder)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.bool])
+def test_weights_that_are_not_floats_are_named(folder: Path, kind: torch.dtype) -> None:
+    weights = load_file(folder / models.WEIGHTS)
+    weights["output.bias"] = weights["output.bias"].to(kind)
+    save_file(weights, folder / models.WEIGHTS)
+    with pytest.raises(UsageError, match=r"output\.bias is stored as (I8|BOOL); weights are one of F16"):
+        models.load(folder)
+
+
+@pytest.mark.parametrize(("name", "size"), [(models.TOKENIZER, 3_000_000_000), (models.CONFIG, 2_000_000)])
+def test_a_file_of_gigabytes_is_not_read(folder: Path, name: str, size: int) -> None:
+    os.truncate(folder / name, size)  # sparse: it takes no space
+    with pytest.raises(UsageError, match=rf"{name} has {size:,} bytes; more than"):
+        models.load(folder)
+
+
+def test_an_exported_model_is_checked_alike(folder: Path) -> None:
+    for part in onnx.PARTS:
+        (folder / f"{part}.onnx").write_bytes(b"")
+    path = folder / models.CONFIG
+    edit(folder, "[model]", "[other]")
+    path.write_text(f"model = 3\n{path.read_text()}")
+    with pytest.raises(UsageError, match="model = 3, but it takes a section"):
+        onnx.load(folder)
