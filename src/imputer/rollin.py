@@ -7,7 +7,7 @@ What is drawn for (seed, step, utterance) does not depend on batching, ranks or 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -259,6 +259,8 @@ class AlignmentStore:
                 if metadata.get("kind") != "imputer-alignments" or "tokens" not in header:
                     raise UsageError(f"{path} is not an alignment file; `imputer align --store` writes one")
                 self._offsets = file.get_tensor("offsets")
+                # (utterance, 2): text and sound of what was aligned; None in files of older versions.
+                self._fingerprints = file.get_tensor("fingerprints") if "fingerprints" in header else None
                 names = file.get_tensor("names").tobytes().decode().split("\n")
         except OSError as error:
             raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
@@ -281,6 +283,13 @@ class AlignmentStore:
         i = self._index[name]
         return self._tokens[self._offsets[i] : self._offsets[i + 1]].tolist()
 
+    @property
+    def fingerprints(self) -> dict[str, tuple[int, int]] | None:
+        """(text, sound) of each utterance as it was aligned, see ``imputer.data.fingerprints``."""
+        if self._fingerprints is None:
+            return None
+        return dict(zip(self.names, map(tuple, self._fingerprints.tolist()), strict=True))
+
     def check(self, wanted: Provenance) -> None:
         """Refuse a file from another tokenizer, topology or frame rate; the error says what differs."""
         for key, value in vars(wanted).items():
@@ -295,7 +304,11 @@ class AlignmentStore:
 
 
 def write_alignments(
-    path: Path | str, items: Iterable[tuple[str, Sequence[int]]], provenance: Provenance
+    path: Path | str,
+    items: Iterable[tuple[str, Sequence[int]]],
+    provenance: Provenance,
+    *,
+    fingerprints: Mapping[str, tuple[int, int]] | None = None,
 ) -> None:
     """Store (id, alignment) pairs, atomically."""
     from safetensors.numpy import save_file
@@ -310,6 +323,9 @@ def write_alignments(
         "offsets": np.cumsum(lengths, dtype=np.int64),
         "names": np.frombuffer("\n".join(names).encode() or b"\n", dtype=np.uint8),
     }
+    if fingerprints is not None:
+        numbers = [fingerprints[name] for name in names]
+        arrays["fingerprints"] = np.array(numbers, dtype=np.uint64).reshape(-1, 2)
     metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
     with atomic_files.replacing(path) as temporary:
         save_file(arrays, temporary, metadata=metadata)

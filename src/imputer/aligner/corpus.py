@@ -10,6 +10,7 @@ from torch import Tensor
 from imputer import alignments, configs, models, rollin
 from imputer.configs import NO_AUGMENTATION
 from imputer.data import batching
+from imputer.data.fingerprints import Fingerprints
 from imputer.data.manifest import Manifest, Utterance, open_utterances
 from imputer.data.ranks import Ranks, joined
 from imputer.errors import ImputerError, UsageError, count
@@ -67,7 +68,10 @@ def align_corpus(
     if here.first:
         stores = [rollin.AlignmentStore(part) for part in parts]
         rollin.write_alignments(
-            path, ((name, store(name)) for store in stores for name in store.names), provenance
+            path,
+            ((name, store(name)) for store in stores for name in store.names),
+            provenance,
+            fingerprints=dict(Fingerprints.of(utterances)),
         )
         for part in parts:
             part.unlink()
@@ -81,7 +85,7 @@ def _aligned(
     """(id, alignment) for every utterance that fits its frames; the others go to ``left_out``."""
     model.eval()
     for batch in batches:
-        left_out += batch.dropped
+        left_out += [dropped.item for dropped in batch.dropped.values()]
         if not batch.ids:
             continue
         batch = here.moved(batch)

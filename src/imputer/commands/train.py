@@ -15,6 +15,7 @@ def train(
     config: Path,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     list_options: bool = False,
+    accept_changed_data: bool = False,
 ) -> None:
     """Train a CTC expert or an Imputer, or resume an interrupted run.
 
@@ -33,6 +34,8 @@ def train(
         Folder of the run. By default runs/ and the name of the configuration.
     list_options
         Show every key with the value it would have, what it is for and what it takes, and stop.
+    accept_changed_data
+        Resume although the training data changed, or train on alignments of texts that changed, leaving those out.
     """
     overrides = parse_options(options)
     from imputer import configs as configuration
@@ -44,7 +47,7 @@ def train(
     from imputer import training
 
     folder = output or Path("runs") / config.stem
-    finished = training.train(settings, folder)
+    finished = training.train(settings, folder, accept_changed_data=accept_changed_data)
     if os.environ.get("RANK", "0") != "0":
         return  # the first process prints it
     print(f"model written to {finished}")

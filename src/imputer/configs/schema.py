@@ -97,6 +97,9 @@ class Data:
         1, "processes that read audio and compute features; 0 = the training's own process"
     )
     strict: StrictBool = key(False, "stop at the first bad utterance instead of dropping and counting it")
+    unreadable_limit: Share = key(
+        0.05, "training stops if more than this share of the utterances is missing or unreadable"
+    )
     frames_cache: str = key(
         "", "folder for the frames of a pretrained encoder; by default in ~/.cache/imputer"
     )

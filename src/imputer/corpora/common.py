@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from imputer.data.drops import Dropped as Dropped  # every corpus takes it from here
 from imputer.data.manifest import Utterance
 from imputer.data.text import TEXTS
 from imputer.errors import UsageError
@@ -20,14 +21,6 @@ class Found:
     utterance: Utterance
     split: str = ""
     recorded: bool = True  # False: there is no audio to check, only text
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Something that cannot be used, why (the same few words for the same reason), and which."""
-
-    reason: str
-    item: str
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,8 @@ from torch import Tensor
 from imputer import audio
 from imputer.audio.augmentation import augment_features, augment_waveform
 from imputer.configs import NO_AUGMENTATION, Augmentation
+from imputer.data import drops
+from imputer.data.drops import Dropped
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError
 from imputer.features import filterbanks
@@ -117,7 +119,7 @@ class Batch:
     target_lengths: Tensor  # (batch,)
     texts: list[str]
     seconds: float  # of audio
-    dropped: list[str]  # a sentence for each utterance that could not be used
+    dropped: dict[str, Dropped]  # by id: the utterances that could not be used
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -133,11 +135,15 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Failed:
-    reason: str
+    id: str
+    dropped: Dropped
 
 
 class SpeechDataset(torch.utils.data.Dataset):
-    """Utterances as features and targets. With ``vocabulary=None`` there are no targets (to transcribe)."""
+    """Utterances as features and targets. With ``vocabulary=None`` there are no targets (to transcribe).
+
+    ``excluded`` holds, by id, utterances that are known to be unusable; they are dropped without being read.
+    """
 
     def __init__(
         self,
@@ -148,20 +154,26 @@ class SpeechDataset(torch.utils.data.Dataset):
         seed: int = 0,
         epoch: int = 0,
         strict: bool = False,
+        excluded: Mapping[str, Dropped] | None = None,
     ) -> None:
         self.manifest, self.vocabulary, self.extract = manifest, vocabulary, extract
         self.seed, self.epoch, self.strict = seed, epoch, strict
+        self.excluded = excluded or {}
 
     def __len__(self) -> int:
         return len(self.manifest)
 
     def __getitem__(self, index: int) -> _Item | _Failed:
         utterance = self.manifest[index]
+        if utterance.id in self.excluded:
+            return _Failed(utterance.id, self.excluded[utterance.id])
+        reason = drops.UNKNOWN_TEXT
         try:
             target = self.vocabulary.encode(utterance.text) if self.vocabulary is not None else []
+            reason = drops.UNREADABLE
             features = self.extract(utterance, generator_for(self.seed, self.epoch, index))
         except ImputerError as error:
-            return _Failed(f"utterance {utterance.id!r}: {error}")
+            return _Failed(utterance.id, Dropped(reason, f"utterance {utterance.id!r}: {error}"))
         return _Item(utterance, index, features, target)
 
 
@@ -191,7 +203,7 @@ def collate(items: Sequence[_Item | _Failed]) -> Batch:
         target_lengths=torch.tensor(widths, dtype=torch.long),
         texts=[item.utterance.text for item in good],
         seconds=sum(item.utterance.duration for item in good),
-        dropped=[item.reason for item in items if isinstance(item, _Failed)],
+        dropped={item.id: item.dropped for item in items if isinstance(item, _Failed)},
     )
 
 
@@ -214,7 +226,7 @@ def batches(dataset: SpeechDataset, plan: Plan, *, workers: int = 0) -> Iterator
         if workers:
             batch = _unpacked(batch)
         if dataset.strict and batch.dropped:
-            raise ImputerError(batch.dropped[0])
+            raise ImputerError(next(iter(batch.dropped.values())).item)
         yield batch
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,19 @@ class Ranks:
             name: value.to(self.device) for name, value in vars(batch).items() if isinstance(value, Tensor)
         }
         return dataclasses.replace(batch, **tensors)
+
+    def gathered(self, thing: Any) -> list[Any]:
+        """The things of all ranks, in their order, on every rank."""
+        if self.count == 1:
+            return [thing]
+        things: list[Any] = [None] * self.count
+        distributed.all_gather_object(things, thing)
+        return things
+
+    def say(self, text: str) -> None:
+        """One line on stderr, from the first rank only."""
+        if self.first:
+            print(text, file=sys.stderr, flush=True)
 
     def wait(self) -> None:
         """Until every rank is here."""

@@ -10,6 +10,7 @@ the worker processes of training, once per recording when decoding); ``forward``
     reader(data, augmentation, utterances)        how training gets an utterance's features: (utterance,
                                                   generator) -> (frame, feature), from a cache or made on demand
     augments_sound                                whether that reader can alter the sound itself
+    reads_files                                   whether it reads the utterance's audio_filepath; True if not given
     forward(features, lengths) -> (acoustic, frame_lengths)
 
 To add one, write a class and one line in FRONT_ENDS.

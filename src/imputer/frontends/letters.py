@@ -31,6 +31,7 @@ class Letters(nn.Module):
     """Look up an embedding for every letter; 0 is padding."""
 
     augments_sound = False
+    reads_files = False
     sample_rate = 16_000
     feature_size = 1
     frame_seconds = FRAME_SECONDS

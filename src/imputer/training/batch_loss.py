@@ -20,11 +20,11 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.model, self.settings, self.expert = model, settings, expert
 
-    def forward(self, batch: Batch, step: int) -> tuple[Tensor, int]:
-        """The summed loss, and how many utterances are left out because their tokens do not fit their frames."""
+    def forward(self, batch: Batch, step: int) -> tuple[Tensor, list[str]]:
+        """The summed loss, and the ids that are left out because their tokens do not fit their frames."""
         model, topology = self.model, {"merge_repeats": self.model.merge_repeats}
         if not batch.ids:  # all of it was dropped, but the other ranks need a gradient
-            return torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0, 0
+            return torch.stack([p.sum() for p in model.parameters()]).sum() * 0.0, []
         autocast = torch.autocast(
             batch.features.device.type, torch.bfloat16, enabled=self.settings.training.bf16
         )
@@ -42,7 +42,7 @@ class BatchLoss(nn.Module):
             log_probs = model.impute(acoustic, frame_lengths, partial)
         keep = usable.nonzero()[:, 0]
         if not len(keep):
-            return log_probs.sum() * 0.0, len(usable)
+            return log_probs.sum() * 0.0, batch.ids
         if len(keep) < len(usable):
             log_probs, frame_lengths = log_probs[keep], frame_lengths[keep]
             drawn = drawn if drawn is None else drawn[keep]
@@ -51,7 +51,7 @@ class BatchLoss(nn.Module):
         likelihood = OBJECTIVES[self.settings.training.objective](
             log_probs, targets, drawn, committed, frame_lengths, target_lengths, **topology
         )
-        return -likelihood.sum(), len(usable) - len(keep)
+        return -likelihood.sum(), [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
 
     def roll_in(self, batch: Batch, frame_lengths: Tensor, step: int) -> tuple[Tensor, Tensor, list[bool]]:
         """(a, a~) for every utterance of the batch."""

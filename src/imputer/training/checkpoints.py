@@ -1,7 +1,10 @@
-"""Checkpoints: one safetensors file a step, there whole or not at all; no pickle."""
+"""Checkpoints: one safetensors file per saved step, written whole or not at all, with a checksum; no pickle."""
 
 import dataclasses
+import hashlib
 import json
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,22 +12,42 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from imputer.errors import ImputerError
+from imputer.data.ranks import Ranks
+from imputer.errors import ImputerError, UsageError
 from imputer.support import atomic_files
 
 PATTERN = "step-*.safetensors"
+DAMAGED = ".damaged"  # added to the name of a checkpoint that failed its checks
+LONGEST_HEADER = 100_000_000  # bytes; safetensors has the same limit
+CHECKSUM = re.compile(rb'"checksum":"(.{32})"', re.DOTALL)
+NO_CHECKSUM = "0" * 32  # in its place while the checksum is computed
 
 
 @dataclass
 class Progress:
-    """Where a run stands. Randomness needs no place here: every draw is seeded by (seed, step, what for)."""
+    """Where a run stands. Random generators have no state here: every draw is seeded by (seed, step, purpose)."""
 
-    step: int = 0  # optimiser steps taken
+    step: int = 0  # steps taken
     epoch: int = 0
     position: int = 0  # batches of this epoch already used, over all ranks
     seconds_of_audio: float = 0.0
-    skipped: list[list[str]] = field(default_factory=list)  # ids in steps whose loss was no number
-    dropped: int = 0  # utterances that could not be read or do not fit their frames
+    skipped: list[list[str]] = field(default_factory=list)  # ids in steps whose loss was not finite
+    dropped: int = 0  # utterances that could not be read or do not fit their frames, over all epochs
+    empty: int = 0  # steps in which no utterance could be used
+
+    @property
+    def updates(self) -> int:
+        """Steps in which the optimiser changed the weights."""
+        return self.step - len(self.skipped) - self.empty
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and passed its checks."""
+
+    path: Path
+    progress: Progress
+    tensors: dict[str, Tensor]
 
 
 def save(folder: Path, progress: Progress, tensors: dict[str, Tensor], keep: int) -> Path:
@@ -33,16 +56,38 @@ def save(folder: Path, progress: Progress, tensors: dict[str, Tensor], keep: int
 
     path = folder / f"step-{progress.step:08d}.safetensors"
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"progress": json.dumps(dataclasses.asdict(progress)), "checksum": NO_CHECKSUM}
     with atomic_files.replacing(path) as temporary:
-        try:
-            save_file(whole, temporary, metadata={"progress": json.dumps(dataclasses.asdict(progress))})
-        except OSError:
-            raise
-        except Exception as error:  # safetensors reports a full disk as its own error
-            raise OSError(0, str(error)) from error
+        save_file(whole, temporary, metadata=metadata)
+        _stated, found, place = checksum(temporary)
+        with open(temporary, "r+b") as file:
+            file.seek(place)
+            file.write(found.encode())
     for old in sorted(folder.glob(PATTERN))[:-keep]:
         old.unlink()
     return path
+
+
+def checksum(path: Path) -> tuple[str, str, int]:
+    """The checksum stated in a checkpoint ("" if none), that of the whole file around it, and where it is stated."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        start = file.read(8)
+        size = int.from_bytes(start, "little")
+        if size > LONGEST_HEADER:
+            raise ValueError(f"its header would take {size} bytes")
+        header = file.read(size)
+        stated = CHECKSUM.search(header)
+        if stated:
+            header = header[: stated.start(1)] + NO_CHECKSUM.encode() + header[stated.end(1) :]
+        digest.update(start + header)
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return (
+        (stated[1].decode(errors="replace"), digest.hexdigest(), 8 + stated.start(1))
+        if stated
+        else ("", "", 0)
+    )
 
 
 def latest(folder: Path) -> Path | None:
@@ -50,18 +95,80 @@ def latest(folder: Path) -> Path | None:
     return max(folder.glob(PATTERN), default=None)
 
 
+def newest_intact(folder: Path, here: Ranks) -> Checkpoint | None:
+    """The newest checkpoint that passes its checks; damaged ones are renamed and reported. None if there is none.
+
+    If all are damaged, that is an error: starting again would silently discard the run.
+    """
+    if here.first:
+        damaged = ""
+        while (path := latest(folder)) is not None:
+            try:
+                load(path)
+                break
+            except ImputerError as error:
+                damaged = str(error)
+                path.rename(path.with_name(path.name + DAMAGED))
+                here.say(f"{damaged}; renamed to {path.name}{DAMAGED}, looking for the one before")
+        if damaged and path is None:
+            raise ImputerError(
+                f"{damaged}; no checkpoint in {folder} is intact: remove {folder.parent} to start again, or restore one"
+            )
+        if damaged and path:
+            here.say(f"resuming from {path.name}")
+    here.wait()
+    path = latest(folder)
+    if path is None:
+        return None
+    if not checksum(path)[0]:
+        here.say(f"note: {path} has no checksum (an older version wrote it)")
+    return Checkpoint(path, *load(path))
+
+
 def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
-    """Progress and tensors of a checkpoint."""
+    """Progress and tensors of a checkpoint; one that is damaged is an error that says how."""
     from safetensors import SafetensorError, safe_open
 
     try:
+        stated, found, _ = checksum(path)
+        if stated != found:
+            raise ValueError(f"its checksum is {found}, it states {stated}")
         with safe_open(str(path), framework="pt") as file:
-            progress = Progress(**json.loads(file.metadata()["progress"]))
-            return progress, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError) as error:
-        raise ImputerError(
-            f"checkpoint {path} is damaged ({error}); remove it to go on from the one before"
-        ) from error
+            written = (file.metadata() or {})["progress"]
+            progress = _progress(written)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not stated and '"empty"' in written:  # progress of a version that writes checksums
+            raise ValueError("its checksum is missing")
+        if path.stem != f"step-{progress.step:08d}":
+            raise ValueError(f"its progress says step {progress.step}")
+        for name, tensor in tensors.items():
+            if re.fullmatch(r"optimizer\.\d+\.step", name) and int(tensor) != progress.updates:
+                raise ValueError(
+                    f"its progress says {progress.updates} updates of the weights, {name} says {int(tensor)}"
+                )
+    except KeyError as error:
+        raise ImputerError(f"checkpoint {path} is damaged (it has no {error})") from error
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise ImputerError(f"checkpoint {path} is damaged ({error})") from error
+    return progress, tensors
+
+
+def _progress(text: str) -> Progress:
+    """Progress from its JSON, every value checked."""
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"its progress is not an object but {type(values).__name__}")
+    progress = Progress(**values)
+    for name, value in vars(progress).items():
+        if name == "skipped":
+            good = isinstance(value, list) and all(isinstance(ids, list) for ids in value)
+        elif name == "seconds_of_audio":
+            good = type(value) in (int, float) and math.isfinite(value)
+        else:
+            good = type(value) is int and value >= 0
+        if not good:
+            raise ValueError(f"its progress has {name} = {value!r}")
+    return progress
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -74,17 +181,38 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, 
 
 
 def unpack(
-    tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
 ) -> None:
-    """The inverse of ``pack``."""
-    model.load_state_dict(_under("model.", tensors))
-    for name, tensor in _under("average.", tensors).items():
-        average[name].copy_(tensor)
+    """The inverse of ``pack``; names and shapes must agree with the run."""
+    tensors = checkpoint.tensors
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in _under("optimizer.", tensors).items():
         index, _, key = name.partition(".")
+        fits = index.isdigit() and int(index) < len(parameters)
+        if not fits or tensor.shape not in (parameters[int(index)].shape, torch.Size()):
+            raise _misfit(checkpoint, f"optimizer.{name} of shape {list(tensor.shape)} belongs to no weight")
         state.setdefault(int(index), {})[key] = tensor
+    if checkpoint.progress.updates and len(state) != len(parameters):
+        missing = next(i for i in range(len(parameters)) if i not in state)
+        raise _misfit(checkpoint, f"it has no state of the optimiser for weight {missing}")
+    expected = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    expected |= {f"average.{name}": tensor for name, tensor in average.items()}
+    found = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
+    for name in sorted(expected.keys() | found.keys()):
+        shapes = [list(each[name].shape) if name in each else "nothing" for each in (found, expected)]
+        if shapes[0] != shapes[1]:
+            raise _misfit(checkpoint, f"{name} is {shapes[0]}, this run has {shapes[1]}")
+    model.load_state_dict(_under("model.", tensors))
+    for name, tensor in _under("average.", tensors).items():
+        average[name].copy_(tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _misfit(checkpoint: Checkpoint, what: str) -> UsageError:
+    return UsageError(
+        f"checkpoint {checkpoint.path} does not fit this run: {what}; remove it to resume from the one before"
+    )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

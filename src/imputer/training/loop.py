@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 from imputer import configs
+from imputer.data.drops import Dropped, Tally
 from imputer.data.ranks import joined
+from imputer.errors import count
 from imputer.support import progress
+from imputer.training.data_checks import bad_lines
 from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
 from imputer.training.run_folder import only_run_in, quiet, save_checkpoint, save_model
@@ -25,13 +28,17 @@ from imputer.training.validating import validate
 TRIM_EVERY = 50  # steps
 
 
-def train(settings: configs.Config, folder: Path) -> Path:
-    """Train, or resume, the run in ``folder``; returns the folder of the finished model."""
+def train(settings: configs.Config, folder: Path, *, accept_changed_data: bool = False) -> Path:
+    """Train, or resume, the run in ``folder``; returns the folder of the finished model.
+
+    A run resumes on the data it was started with; ``accept_changed_data`` lets it resume on changed data.
+    """
     if settings.training.threads:
         torch.set_num_threads(settings.training.threads)
     with joined() as here, only_run_in(folder, here), _stop_signal() as stop_asked:
-        run = prepare(settings, folder, here)
+        run = prepare(settings, folder, here, accept_changed_data=accept_changed_data)
         finished = loop(run, stop_asked)
+        report_drops(run)
         if finished and here.first:
             save_model(run)
         here.wait()
@@ -52,6 +59,9 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
     share = training.batches_per_step // here.count
     started, audio_before = time.monotonic(), run.progress.seconds_of_audio
     bar = progress.bar("training", training.steps, before=run.progress.step)
+    if run.valid and training.validate_every and not run.progress.step:
+        with averaged_weights(run.model, run.average):
+            run.log({"step": 0, "valid": validate(run)})
     with bar if here.first else contextlib.nullcontext(quiet) as advance:
         while run.progress.step < training.steps:
             refresh = run.settings.rollin.refresh_every
@@ -79,6 +89,17 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
             if stopping and step < training.steps:
                 return False
     return True
+
+
+def report_drops(run: Run) -> None:
+    """Say what could not be used since the start, over all ranks."""
+    dropped: dict[str, Dropped] = {}
+    for found in run.ranks.gathered(run.dropped):
+        dropped = found | dropped
+    dropped |= run.stream.excluded
+    tally = Tally().add([*dropped.values(), *bad_lines(run.stream.utterances)])
+    empty = f"; {count(run.progress.empty, 'step')} had no usable utterance" if run.progress.empty else ""
+    run.ranks.say(f"dropped in this training: {tally if tally.counts else 'none'}{empty}")
 
 
 def due(step: int, every: int, last: int) -> bool:

@@ -1,7 +1,7 @@
 """What one training holds in memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from imputer import configs
 from imputer.data.batching import Extract
+from imputer.data.drops import Dropped
 from imputer.data.manifest import Utterances
 from imputer.data.ranks import Ranks
 from imputer.model import Imputer
@@ -37,3 +38,7 @@ class Run:
     valid: Utterances | None
     progress: Progress
     log: Callable[[dict[str, Any]], None]
+    dropped: dict[str, Dropped] = field(
+        default_factory=dict
+    )  # by id: found unusable since the start, on this rank
+    empty_in_a_row: int = 0  # steps without a usable utterance, up to now

@@ -9,11 +9,14 @@ from typing import Any
 
 from imputer import configs, models
 from imputer.data.ranks import Ranks
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError
 from imputer.support import atomic_files
 from imputer.training import checkpoints
 from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
+
+CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
+STALE = "stale"  # folder of alignments by stale copies
 
 # A resumed run may differ in these keys.
 CHANGEABLE = (
@@ -25,6 +28,7 @@ CHANGEABLE = (
     "training.tensorboard",
     "training.threads",
     "data.workers",
+    "data.unreadable_limit",
     "data.frames_cache",
     "data.valid",
     "data.valid_utterances",
@@ -50,6 +54,15 @@ def only_run_in(folder: Path, here: Ranks) -> Iterator[None]:
         yield
 
 
+def remove_leftovers(folder: Path, oldest_needed: int, step: int) -> None:
+    """Delete what killed writers left behind, and alignments of stale copies that no checkpoint needs any more."""
+    for path in [*folder.rglob(".*.part"), *folder.rglob("*.part-*")]:
+        path.unlink(missing_ok=True)
+    for path in (folder / STALE).glob(checkpoints.PATTERN):
+        if not oldest_needed <= int(path.stem.removeprefix("step-")) <= step:
+            path.unlink()
+
+
 def refuse_changes(folder: Path, settings: configs.Config) -> None:
     """A run resumes only under the configuration it was started with."""
     before = configs.read(folder / "config.toml")
@@ -68,7 +81,7 @@ def save_checkpoint(run: Run) -> None:
     if run.ranks.first:
         tensors = checkpoints.pack(run.model, run.optimizer, run.average)
         checkpoints.save(
-            run.folder / "checkpoints", run.progress, tensors, run.settings.training.keep_checkpoints
+            run.folder / CHECKPOINTS, run.progress, tensors, run.settings.training.keep_checkpoints
         )
     run.ranks.wait()
 
@@ -84,11 +97,15 @@ def metrics_log(folder: Path, here: Ranks, *, tensorboard: bool) -> Callable[[di
     if not here.first:
         return quiet
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / METRICS
     writer = _summary_writer(folder) if tensorboard else None
 
     def log(line: dict[str, Any]) -> None:
-        with open(folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise ImputerError(f"cannot write {path}: {error.strerror or error}") from error
         if writer:
             for name, value in {**line, **line.get("valid", {})}.items():
                 if isinstance(value, int | float) and name != "step":
@@ -106,10 +123,10 @@ def _summary_writer(folder: Path) -> Any:
     return SummaryWriter(str(folder / "tensorboard"))
 
 
-def forget_metrics_after(folder: Path, step: int, here: Ranks) -> None:
+def forget_metrics_after(folder: Path, step: int) -> None:
     """Remove the lines after the checkpoint: those steps are taken and logged again."""
-    path = folder / "metrics.jsonl"
-    if not here.first or not path.is_file():
+    path = folder / METRICS
+    if not path.is_file():
         return
     kept = []
     for line in path.read_text().splitlines():

@@ -8,6 +8,7 @@ from torch import Tensor
 from imputer import rollin
 from imputer.aligner.corpus import align_corpus
 from imputer.training.run import Run
+from imputer.training.run_folder import STALE
 
 
 def stale_copy(run: Run) -> rollin.AlignmentStore:
@@ -34,4 +35,4 @@ def stale_copy(run: Run) -> rollin.AlignmentStore:
 
 def stale_path(folder: Path, step: int) -> Path:
     """Where the alignments of the stale copy taken at ``step`` are kept."""
-    return folder / "stale" / f"step-{step:08d}.safetensors"
+    return folder / STALE / f"step-{step:08d}.safetensors"

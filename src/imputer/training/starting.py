@@ -9,36 +9,54 @@ from torch import Tensor, nn
 
 from imputer import configs, features, models, rollin
 from imputer.configs import NO_AUGMENTATION
+from imputer.data.drops import Dropped, Tally
+from imputer.data.fingerprints import Fingerprints
 from imputer.data.manifest import Utterance, Utterances, open_utterances
 from imputer.data.ranks import Ranks
-from imputer.errors import ImputerError, UsageError
+from imputer.errors import ImputerError, UsageError, count
 from imputer.masking import POLICIES
 from imputer.model import Imputer
 from imputer.support import atomic_files, progress
 from imputer.training import checkpoints
 from imputer.training.batch_loss import OBJECTIVES, BatchLoss
+from imputer.training.data_checks import (
+    DATA,
+    bad_lines,
+    refuse_changed_data,
+    refuse_other_alignments,
+    refuse_unusable,
+    survey,
+)
 from imputer.training.optimizers import OPTIMIZERS, SCHEDULES
 from imputer.training.run import Run
-from imputer.training.run_folder import forget_metrics_after, metrics_log, refuse_changes
+from imputer.training.run_folder import (
+    CHECKPOINTS,
+    forget_metrics_after,
+    metrics_log,
+    refuse_changes,
+    remove_leftovers,
+)
 from imputer.training.stale_copy import stale_path
-from imputer.training.stream import OnlyAligned, Stream
+from imputer.training.stream import Stream
 from imputer.vocabulary import Vocabulary
 
-MOST_UNALIGNED = 0.01  # of the utterances; more, and the alignments are of another corpus
 
-
-def prepare(settings: configs.Config, folder: Path, here: Ranks) -> Run:
+def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_changed_data: bool = False) -> Run:
     """Read the data, build the model, and load the last checkpoint if there is one."""
     check(settings, here)
-    resumed = checkpoints.latest(folder / "checkpoints")
+    resumed = checkpoints.newest_intact(folder / CHECKPOINTS, here)
     if resumed:
         refuse_changes(folder, settings)
     utterances = open_utterances(settings.data.train, "data.train", strict=settings.data.strict)
     valid = open_utterances(settings.data.valid, "data.valid", strict=False) if settings.data.valid else None
+    fingerprints = Fingerprints.of(utterances)
+    if resumed:
+        refuse_changed_data(folder, fingerprints, here, accept=accept_changed_data)
     vocabulary = shared_vocabulary(settings, folder, utterances, here, resumed=bool(resumed))
     torch.manual_seed(settings.training.seed)
     model = Imputer(settings.model, settings.front_end, vocabulary.size)
     check_augmentation(settings, model.front_end)
+    excluded = usable_data(settings, model.front_end, vocabulary, utterances, valid, here)
     plain_extract = model.front_end.reader(settings.data, NO_AUGMENTATION, utterances)
     if settings.training.start_from and not resumed:
         start_from(settings.training.start_from, model, vocabulary)
@@ -46,7 +64,18 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks) -> Run:
         statistics = feature_statistics(utterances, plain_extract, seed=settings.training.seed)
         model.front_end.normalisation.fit(*statistics)
     model.to(here.device)
-    expert, unaligned = expert_for(settings, model, vocabulary, utterances)
+    expert = None
+    if settings.training.objective != "ctc":
+        expert = expert_for(settings, model, vocabulary)
+        excluded |= refuse_other_alignments(
+            expert,
+            utterances,
+            vocabulary,
+            here,
+            merge_repeats=model.merge_repeats,
+            accept=accept_changed_data,
+        )
+    report_data(utterances, excluded, here)
     objective = BatchLoss(model, settings, expert)
     trained: nn.Module = objective
     if settings.training.compile:
@@ -59,13 +88,14 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks) -> Run:
     stream = Stream(
         utterances,
         vocabulary,
-        OnlyAligned(model.front_end.reader(settings.data, settings.augmentation, utterances), unaligned),
+        model.front_end.reader(settings.data, settings.augmentation, utterances),
         [model.front_end.feature_frames(seconds * longest) for seconds in utterances.durations()],
         model.front_end.feature_frames(settings.data.batch_seconds),
         settings.training.seed,
         settings.data.workers,
         settings.data.strict,
         here,
+        excluded,
     )
     average = (
         {n: p.detach().clone() for n, p in model.named_parameters()} if settings.training.average else {}
@@ -87,18 +117,75 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks) -> Run:
         metrics_log(folder, here, tensorboard=settings.training.tensorboard),
     )
     if resumed:
-        run.progress, tensors = checkpoints.load(resumed)
-        checkpoints.unpack(tensors, model, run.optimizer, average)
-        refreshed = settings.rollin.refresh_every and run.progress.step // settings.rollin.refresh_every
-        if refreshed:
-            path = stale_path(folder, refreshed * settings.rollin.refresh_every)
-            objective.expert = rollin.AlignmentStore(path) if path.is_file() else expert
-    elif here.first:
-        with atomic_files.replacing(folder / "config.toml") as path:
-            path.write_text(configs.to_toml({name: getattr(settings, name) for name in vars(settings)}))
-    forget_metrics_after(folder, run.progress.step, here)
+        run.progress = resumed.progress
+        checkpoints.unpack(resumed, model, run.optimizer, average)
+        objective.expert = expert_at(folder, run.progress.step, settings.rollin.refresh_every) or expert
+    if here.first:
+        tidy(run, fingerprints)
     here.wait()
     return run
+
+
+def tidy(run: Run, fingerprints: Fingerprints) -> None:
+    """Bring the run folder to the state of the step it starts or resumes at."""
+    if not run.progress.step:
+        with atomic_files.replacing(run.folder / "config.toml") as path:
+            sections = {name: getattr(run.settings, name) for name in vars(run.settings)}
+            path.write_text(configs.to_toml(sections))
+    fingerprints.save(run.folder / DATA)
+    steps = [
+        int(path.stem.removeprefix("step-")) for path in (run.folder / CHECKPOINTS).glob(checkpoints.PATTERN)
+    ]
+    refresh = run.settings.rollin.refresh_every or 1
+    remove_leftovers(run.folder, min(steps, default=0) // refresh * refresh, run.progress.step)
+    forget_metrics_after(run.folder, run.progress.step or -1)  # a new run validates at step 0 again
+
+
+def usable_data(
+    settings: configs.Config,
+    front_end: Any,
+    vocabulary: Vocabulary,
+    utterances: Utterances,
+    valid: Utterances | None,
+    here: Ranks,
+) -> dict[str, Dropped]:
+    """By id, the training utterances that cannot be used; too many, here or in the validation set, are refused."""
+    reads_files = getattr(front_end, "reads_files", True)
+    if valid is not None:
+        missing = survey(valid, vocabulary, reads_files=reads_files)
+        refuse_unusable("data.valid", settings.data, valid, missing)
+        if missing or bad_lines(valid):
+            here.say(f"validation: dropped {Tally().add([*missing.values(), *bad_lines(valid)])}")
+    found = survey(utterances, vocabulary, reads_files=reads_files)
+    refuse_unusable("data.train", settings.data, utterances, found)
+    return found
+
+
+def report_data(utterances: Utterances, excluded: dict[str, Dropped], here: Ranks) -> None:
+    """Say what the training set holds and what of it is left out."""
+    hours = sum(u.duration for u in utterances if u.id not in excluded) / 3600
+    dropped = Tally().add([*excluded.values(), *bad_lines(utterances)])
+    here.say(
+        f"training on {count(len(utterances) - len(excluded), 'utterance')}, {hours:.2f} h; dropped: "
+        f"{dropped if dropped.counts else 'none'}"
+    )
+
+
+def expert_at(folder: Path, step: int, refresh_every: int) -> rollin.AlignmentStore | None:
+    """The alignments of the last stale copy before ``step``; None if the stored expert is still in use.
+
+    At a multiple of ``refresh_every`` the loop makes them anew, so they may be missing there.
+    """
+    if not refresh_every or step < refresh_every or step % refresh_every == 0:
+        return None
+    taken = step // refresh_every * refresh_every
+    path = stale_path(folder, taken)
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is missing: the alignments by the stale copy of step {taken}, which step {step} needs. Restore "
+            f"it, or remove the checkpoints after step {taken} to make it again"
+        )
+    return rollin.AlignmentStore(path)
 
 
 def check(settings: configs.Config, here: Ranks) -> None:
@@ -155,7 +242,7 @@ def vocabulary_for(settings: configs.Config, utterances: Utterances) -> Vocabula
     if settings.vocabulary.tokenizer:
         return Vocabulary.load(settings.vocabulary.tokenizer)
     if settings.training.start_from:
-        return models.load(settings.training.start_from)[1]
+        return models.read_vocabulary(models.torch_folder(settings.training.start_from))
     texts = [utterance.text for utterance in utterances]
     for path in settings.vocabulary.extra_text:
         try:
@@ -165,15 +252,16 @@ def vocabulary_for(settings: configs.Config, utterances: Utterances) -> Vocabula
     return Vocabulary.train(texts, size=settings.vocabulary.size, units=settings.vocabulary.units)
 
 
-def start_from(folder: str, model: Imputer, vocabulary: Vocabulary) -> None:
-    """Take over the weights of a trained model, usually the CTC expert's, whose tokenizer must be the same."""
-    found = Vocabulary.load(Path(folder) / models.TOKENIZER)
+def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
+    """Copy the weights of a model (a folder or a shipped name) whose tokenizer must be the same."""
+    folder = models.torch_folder(name)
+    found = models.read_vocabulary(folder)
     if found.fingerprint != vocabulary.fingerprint:
         raise UsageError(
-            f"training.start_from = {folder} has another tokenizer (fingerprint {found.fingerprint}) than this run "
-            f"({vocabulary.fingerprint}); set vocabulary.tokenizer to {folder}/{models.TOKENIZER}"
+            f"training.start_from = {name} has another tokenizer (fingerprint {found.fingerprint}) than this run "
+            f"({vocabulary.fingerprint}); set vocabulary.tokenizer to {folder / models.TOKENIZER}"
         )
-    models.load_weights(model, Path(folder) / models.WEIGHTS)
+    models.load_weights(model, folder / models.WEIGHTS)
 
 
 def feature_statistics(
@@ -200,27 +288,8 @@ def feature_statistics(
         ) from error
 
 
-def expert_for(
-    settings: configs.Config, model: Imputer, vocabulary: Vocabulary, utterances: Utterances
-) -> tuple[Callable[[str], list[int]] | None, frozenset[str]]:
-    """The expert's stored alignments, checked against tokenizer and corpus, and which lack one; None for CTC.
-
-    A few may lack one: with repeats merged, for instance, not every text fits into its frames.
-    """
-    if settings.training.objective == "ctc":
-        return None, frozenset()
+def expert_for(settings: configs.Config, model: Imputer, vocabulary: Vocabulary) -> rollin.AlignmentStore:
+    """The expert's stored alignments, which must be those of this tokenizer, topology and frame rate."""
     store = rollin.AlignmentStore(settings.rollin.alignments)
     store.check(rollin.Provenance(vocabulary.fingerprint, model.merge_repeats, model.front_end.frame_seconds))
-    missing = [u.id for u in utterances if u.id not in store]
-    unaligned = frozenset(missing)
-    if len(missing) > MOST_UNALIGNED * len(utterances):
-        raise UsageError(
-            f"{store.path} has no alignment for {len(missing)} of {len(utterances)} utterances, first {missing[0]}; "
-            "align this corpus, or drop them from the manifest"
-        )
-    for utterance in (utterances[0], utterances[len(utterances) // 2], utterances[len(utterances) - 1]):
-        if utterance.id in unaligned:
-            continue
-        target = vocabulary.encode(utterance.text)
-        rollin.check_collapses(store(utterance.id), target, utterance.id, merge_repeats=model.merge_repeats)
-    return store, unaligned
+    return store

@@ -7,15 +7,18 @@ import torch
 from torch import nn
 
 from imputer import rollin
+from imputer.data import drops
 from imputer.data.batching import Batch
+from imputer.data.drops import Dropped, Tally
 from imputer.errors import ImputerError
+from imputer.training.data_checks import UNUSABLE
 from imputer.training.optimizers import learning_rate, update_average
 from imputer.training.run import Run
 from imputer.training.run_folder import save_checkpoint
 
 
 def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float] | None:
-    """One optimiser step over this rank's share of batches; None if its loss was not finite and it was skipped."""
+    """One optimiser step over this rank's share of batches; None if it changed nothing."""
     training, here, now = run.settings.training, run.ranks, run.progress
     loaded = [here.moved(batch) for _, _, batch in share]
     tokens = here.total([sum(float(batch.target_lengths.sum()) for batch in loaded)])[0]
@@ -23,7 +26,7 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     run.trained.train()
-    loss_sum, unusable = 0.0, 0
+    loss_sum, too_long = 0.0, list[str]()
     for j, batch in enumerate(loaded):
         seed_for_batch(training.seed, now.step, j * here.count + here.rank)
         more = here.count > 1 and j < len(loaded) - 1
@@ -31,19 +34,26 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
             loss, left_out = run.trained(batch, now.step)
             # Ranks average their gradients; the loss is a sum over all of them.
             (loss * (here.count / max(1.0, tokens))).backward()
-        loss_sum, unusable = loss_sum + float(loss.detach()), unusable + left_out
+        loss_sum, too_long = loss_sum + float(loss.detach()), too_long + left_out
     norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), training.clip))
-    seconds, dropped = sum(b.seconds for b in loaded), unusable + sum(len(b.dropped) for b in loaded)
-    loss_sum, seconds, dropped_all = here.total([loss_sum, seconds, dropped])
+    used = sum(len(batch) for batch in loaded) - len(too_long)
+    dropped = len(too_long) + sum(len(batch.dropped) for batch in loaded)
+    seconds = sum(batch.seconds for batch in loaded)
+    loss_sum, seconds, dropped, used = here.total([loss_sum, seconds, dropped, used])  # type: ignore[assignment]
+    count_drops(run, loaded, too_long)
     finite = math.isfinite(loss_sum) and math.isfinite(norm)
-    if finite:
+    if finite and used:
         run.optimizer.step()
         update_average(run.average, run.model, run.settings.training.average, run.progress.step)
     run.optimizer.zero_grad(set_to_none=True)
     now.step, now.epoch = now.step + 1, share[-1][0]
     now.position = share[-1][1] + here.count - here.rank  # the batch after the last rank's last
     now.seconds_of_audio += seconds
-    now.dropped += int(dropped_all)
+    now.dropped += int(dropped)
+    if not used:
+        note_empty(run)
+        return None
+    run.empty_in_a_row = 0
     if not finite:
         skip(run, [name for batch in loaded for name in batch.ids], loss_sum, norm)
         return None
@@ -67,6 +77,36 @@ def skip(run: Run, ids: list[str], loss: float, norm: float) -> None:
             f"the loss was not finite in {len(run.progress.skipped)} steps, more than "
             f"training.nonfinite_limit = {run.settings.training.nonfinite_limit}; last with utterances {names}; "
             "lower training.learning_rate, or check those recordings"
+        )
+
+
+def count_drops(run: Run, loaded: list[Batch], too_long: list[str]) -> None:
+    """Add what this step could not use; stop if too large a share of the training set is unreadable."""
+    for batch in loaded:
+        new = {name: one for name, one in batch.dropped.items() if name not in run.stream.excluded}
+        run.dropped = new | run.dropped
+    for name in too_long:
+        run.dropped.setdefault(name, Dropped(drops.TOO_LONG, f"utterance {name!r}"))
+    unusable = [one for one in run.dropped.values() if one.reason in UNUSABLE]
+    known = sum(one.reason in UNUSABLE for one in run.stream.excluded.values())
+    total = known + run.ranks.total([len(unusable)])[0]
+    limit = run.settings.data.unreadable_limit
+    if total > limit * len(run.stream.utterances):
+        first = f"; the first: {unusable[0].item}" if unusable else ""
+        raise ImputerError(
+            f"{total:.0f} of {len(run.stream.utterances)} utterances cannot be used, more than data.unreadable_limit = "
+            f"{limit:g} allows{first}. Nothing after the last checkpoint was saved; the same command resumes there"
+        )
+
+
+def note_empty(run: Run) -> None:
+    """Count a step in which no utterance could be used: the weights stay; after too many in a row stop."""
+    run.progress.empty += 1
+    run.empty_in_a_row += 1
+    if run.empty_in_a_row > run.settings.training.nonfinite_limit:
+        raise ImputerError(
+            f"{run.empty_in_a_row} steps in a row had no usable utterance, more than training.nonfinite_limit = "
+            f"{run.settings.training.nonfinite_limit}: {Tally().add(run.dropped.values())}"
         )
 
 

@@ -1,15 +1,12 @@
 """The data of a training: an endless stream of batches that can start anywhere."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field
 
 from imputer.data import batching
-from imputer.data.manifest import Utterance, Utterances
+from imputer.data.drops import Dropped
+from imputer.data.manifest import Utterances
 from imputer.data.ranks import Ranks
-from imputer.errors import ImputerError
 from imputer.vocabulary import Vocabulary
 
 
@@ -26,6 +23,7 @@ class Stream:
     workers: int
     strict: bool
     ranks: Ranks
+    excluded: dict[str, Dropped] = field(default_factory=dict)  # by id: known to be unusable
 
     def batches(self, epoch: int, position: int) -> Iterator[tuple[int, int, batching.Batch]]:
         """(epoch, position, batch), from a position that may lie beyond the end of its epoch.
@@ -45,21 +43,9 @@ class Stream:
                 seed=self.seed,
                 epoch=epoch,
                 strict=self.strict,
+                excluded=self.excluded,
             )
             loaded = batching.batches(dataset, [plan[i] for i in mine], workers=self.workers)
             for index, batch in zip(mine, loaded, strict=True):
                 yield epoch, index, batch
             epoch, position = epoch + 1, (mine[-1] + self.ranks.count if mine else position) - len(plan)
-
-
-@dataclass(frozen=True)
-class OnlyAligned:
-    """Features of an utterance that has an alignment; the others are dropped and counted like unreadable ones."""
-
-    extract: batching.Extract
-    unaligned: frozenset[str]
-
-    def __call__(self, utterance: Utterance, generator: torch.Generator) -> Tensor:
-        if utterance.id in self.unaligned:
-            raise ImputerError("the expert could not align it")
-        return self.extract(utterance, generator)
