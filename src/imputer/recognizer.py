@@ -292,6 +292,7 @@ class Recognizer:
             merge_repeats=self.model.merge_repeats,
             trace=decoded.trace,
             mask=self.model.mask,
+            calibration=self.model.settings.confidence,
         )
 
     def window_frames(self, window: float | None = None, overlap: float | None = None) -> tuple[int, int]:

@@ -14,7 +14,8 @@ import json as json_module
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +85,12 @@ def from_alignment(
     merge_repeats: bool = False,
     trace: Sequence[Sequence[int]] | None = None,
     mask: int | None = None,
+    calibration: Sequence[tuple[float, float]] = (),
 ) -> Transcript:
-    """The transcript that an alignment (frame,) of token ids spells, with the confidence of each frame."""
+    """The transcript that an alignment (frame,) of token ids spells, with the confidence of each frame.
+
+    ``calibration`` maps the raw confidence of a word to a calibrated one; tokens keep theirs.
+    """
     runs = list(_emissions(alignment, blank, merge_repeats))
     pieces = vocabulary.pieces([alignment[first] for first, _ in runs])
     tokens = [
@@ -98,7 +103,10 @@ def from_alignment(
         )
         for piece, (first, last) in zip(pieces, runs, strict=True)
     ]
-    words = words_of(tokens, seconds)
+    words = [
+        replace(word, confidence=_probability(calibrated(word.confidence, calibration)))
+        for word in words_of(tokens, seconds)
+    ]
     return Transcript(
         text=" ".join(word.text for word in words),
         words=words,
@@ -108,6 +116,18 @@ def from_alignment(
         frame_seconds=frame_seconds,
         trace=None if trace is None else [symbols(row, vocabulary, blank, mask) for row in trace],
     )
+
+
+def calibrated(confidence: float, points: Sequence[tuple[float, float]]) -> float:
+    """The value at ``confidence`` of the piecewise linear map through ``points``; without points, itself."""
+    if not points:
+        return confidence
+    if confidence <= points[0][0]:
+        return points[0][1]
+    for (low, at_low), (high, at_high) in pairwise(points):
+        if confidence <= high:
+            return at_low + (at_high - at_low) * (confidence - low) / (high - low)
+    return points[-1][1]
 
 
 def symbols(partial: Sequence[int], vocabulary: Pieces, blank: int = 0, mask: int | None = None) -> list[str]:

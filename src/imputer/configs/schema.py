@@ -73,6 +73,9 @@ class Model:
     dropout: ShareBelowOne = key(0.2, "share of the activations dropped in training")
     merge_repeats: StrictBool = key(False, "false: the paper's topology; true: classical CTC")
     block_size: Count = key(8, "B: passes of decoding, unless asked for others")
+    confidence: tuple[tuple[Share, Share], ...] = key(
+        (), "map from raw to calibrated word confidence, written by `imputer evaluate --calibrate`"
+    )
     window_seconds: Positive = key(24.0, "longest stretch decoded at once: about as long as those trained on")
 
 
