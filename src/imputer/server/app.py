@@ -25,6 +25,7 @@ from imputer.server.batcher import Batcher, Job
 from imputer.server.failures import Failure
 from imputer.server.guard import Guard, Visit, too_large
 from imputer.server.metrics import Metrics
+from imputer.server.pictures import pictures
 from imputer.server.protocol import TranscriptionRequest
 from imputer.server.settings import Settings
 from imputer.server.uploads import Upload, decode, plain_name, too_long
@@ -267,7 +268,7 @@ def create_app(settings: Settings) -> FastAPI:
 
         def draw() -> asyncio.Future:
             return asyncio.get_running_loop().run_in_executor(
-                service.decoders, protocol.pictures, waveform, recognizer.sample_rate
+                service.decoders, pictures, waveform, recognizer.sample_rate
             )
 
         if asked.stream:

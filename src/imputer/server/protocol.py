@@ -1,6 +1,5 @@
 """OpenAI's transcription protocol: the fields of a request, the formats of an answer, the events of a stream."""
 
-import base64
 import difflib
 import json
 import math
@@ -395,35 +394,6 @@ def changes(
         "frames": frames,
         "symbols": recognizer.symbols([after[frame] for frame in frames]),
         "confidence": [round(confidence[frame], 3) for frame in frames],
-    }
-
-
-MEL_SECONDS, MEL_BINS, PEAK_SECONDS = 0.02, 40, 0.01
-
-
-def pictures(waveform: np.ndarray, sample_rate: int) -> dict[str, Any]:
-    """The waveform's peaks and the log-mel picture, as bytes small enough to send along."""
-    import torch
-
-    from imputer import features
-
-    banks = features.filterbanks(torch.from_numpy(waveform), sample_rate)[:, : features.BANKS]  # (frame, 80)
-    per_column = round(MEL_SECONDS / features.SHIFT_SECONDS)
-    banks = torch.nn.functional.pad(banks.T[None], (0, -len(banks) % per_column), mode="replicate")[0]
-    picture = torch.nn.functional.avg_pool2d(banks[None], (features.BANKS // MEL_BINS, per_column))[0]
-    low, high = np.percentile(picture.numpy(), (5, 99.5))
-    scaled = ((picture - low) / max(high - low, 1e-3)).clamp(0, 1).mul(255).byte().numpy()  # (bin, column)
-    hop = round(PEAK_SECONDS * sample_rate)
-    padded = np.pad(np.abs(waveform), (0, -len(waveform) % hop)).reshape(-1, hop)
-    peaks = np.clip(padded.max(1) * 255, 0, 255).astype(np.uint8)
-    return {
-        "mel": {
-            "columns": scaled.shape[1],
-            "bins": scaled.shape[0],
-            "column_seconds": MEL_SECONDS,
-            "data": base64.b64encode(scaled.tobytes()).decode(),
-        },
-        "peaks": {"column_seconds": PEAK_SECONDS, "data": base64.b64encode(peaks.tobytes()).decode()},
     }
 
 
