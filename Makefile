@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check lint types bench docs clean
+CORES ?= 2
+
+.PHONY: help demo test test-fast check lint types bench docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -31,8 +33,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch
 demo: $(VENV)/.demo  ## the shipped models at work on their sample recordings
 	$(BIN)/imputer demo
 
-test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest $(TESTS)
+test: $(VENV)/.dev  ## run all tests, on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadfile $(TESTS)
+
+test-fast: $(VENV)/.dev  ## the paper's oracles and the units, under a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist loadfile -m fast
 
 lint: $(VENV)/.dev  ## ruff, style and formatting
 	$(BIN)/ruff check .
@@ -47,6 +52,7 @@ bench: $(VENV)/.dev  ## all benchmarks, printed as ratios within one run
 	$(BIN)/imputer bench all
 
 docs: $(VENV)/.dev  ## build the documentation into site/
+	$(BIN)/python tools/reference.py
 	$(BIN)/zensical build --clean --strict
 
 clean:  ## remove the environment and caches

@@ -1,5 +1,7 @@
-"""A tiny expert and its alignments, trained once for all tests that need one."""
+"""The fast tier of the tests; and a tiny expert with its alignments, trained once for all tests that need one."""
 
+import fcntl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,60 @@ from trainings import imputer, trained_on
 torch.set_num_threads(1)  # as in worker processes: the last digits of a sum hang on it
 
 
+# Run by `make test-fast`: the paper against its oracles, and units that need no trained model, server or browser.
+FAST = {
+    *(
+        "alignments",
+        "cli",
+        "config",
+        "decoding",
+        "features",
+        "imports",
+        "lattice",
+        "manifest",
+        "masking",
+        "model",
+    ),
+    *("objectives", "progress", "reference", "rollin", "scoring", "transcripts", "trials", "vocabulary"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in FAST and not item.get_closest_marker("slow"):
+            item.add_marker("fast")
+
+
+def once(temporary: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that all processes of pytest-xdist share; the first that needs it fills it."""
+    base = temporary.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / name
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            folder.mkdir(exist_ok=True)
+            make(folder)
+            (folder / "done").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return tones.make(str(tmp_path_factory.mktemp("tones")), 8, words=(1, 2))
+    folder = once(tmp_path_factory, "tones", lambda folder: tones.make(str(folder), 8, words=(1, 2)))
+    return str(folder / "manifest.jsonl")
 
 
 @pytest.fixture(scope="session")
 def expert(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained_on(corpus, tmp_path_factory.mktemp("expert"))
+    return once(tmp_path_factory, "expert", lambda folder: trained_on(corpus, folder)) / "model"
 
 
 @pytest.fixture(scope="session")
-def stored(corpus: str, expert: Path) -> Path:
+def stored(corpus: str, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus aligned by the expert, through the command line."""
-    path = expert.parent / "train.alignments"
-    imputer("align", "--manifest", corpus, "--model", str(expert), "--store", str(path))
-    return path
+
+    def align(folder: Path) -> None:
+        path = str(folder / "train.alignments")
+        imputer("align", "--manifest", corpus, "--model", str(expert), "--store", path)
+
+    return once(tmp_path_factory, "stored", align) / "train.alignments"
