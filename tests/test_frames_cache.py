@@ -13,7 +13,7 @@ import torch
 from imputer import audio
 from imputer.configs import Augmentation
 from imputer.data import batching
-from imputer.data.frames_cache import RECORD, CachedExtract, FramesCache
+from imputer.data.frames_cache import CachedExtract, FramesCache, pack, unpack
 from imputer.data.manifest import Manifest, Utterance, write
 from imputer.errors import ImputerError, UsageError
 
@@ -62,7 +62,7 @@ def direct(utterance):
 
 def assert_right(cache, manifest):
     for utterance in manifest:
-        torch.testing.assert_close(cache.get(utterance), direct(utterance), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(cache.get(utterance), direct(utterance), rtol=0, atol=4e-3)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -76,8 +76,18 @@ def test_frames_come_back_as_the_encoder_gave_them(tmp_path, manifest, workers):
     assert_right(FramesCache(tmp_path / "frames", "averages-1"), manifest)
     assert all(utterance in cache for utterance in manifest) and len(cache) == 7
     assert cache.get(manifest[0]).dtype == torch.float32
-    size = sum(len(direct(utterance)) for utterance in manifest) * 3 * 2
-    assert (tmp_path / "frames" / "frames.f16").stat().st_size == size
+    size = sum(len(direct(utterance)) for utterance in manifest) * (2 + 3)
+    assert (tmp_path / "frames" / "frames.i8").stat().st_size == size
+
+
+def test_a_packed_frame_is_right_to_half_a_step_of_its_largest_number():
+    random = np.random.default_rng(0)
+    frames = (random.standard_normal((500, 288)) * 10 ** random.uniform(-6, 4, (500, 1))).astype(np.float32)
+    frames[7] = 0
+    error = np.abs(unpack(pack(frames)) - frames).max(1)
+    # Half a step, and the rounding of the scale itself to 11 bits.
+    assert (error <= np.abs(frames).max(1) * (0.5 / 127 + 2**-11) + 3.2e-5).all()
+    assert not unpack(pack(frames))[7].any()
 
 
 def test_filling_again_asks_the_encoder_nothing_and_writes_nothing(tmp_path, manifest):
@@ -115,27 +125,40 @@ def test_a_moved_file_is_known_and_a_changed_one_is_not(tmp_path, manifest):
 
 
 @pytest.mark.parametrize("lost", [1, 3, 6, 7, 100])
-@pytest.mark.parametrize("torn", ["frames.f16", "index", "files"])
-def test_a_torn_end_is_never_seen_and_made_good_by_the_next_writer(tmp_path, manifest, torn, lost):
+def test_a_torn_end_is_never_seen_and_made_good_by_the_next_writer(tmp_path, manifest, lost):
     folder = tmp_path / "frames"
     FramesCache(folder, Averages()).fill(manifest)
-    path = folder / torn
+    path = folder / "frames.i8"
     os.truncate(path, path.stat().st_size - lost)
     reader = FramesCache(folder, "averages-1")
+    assert manifest[-1] not in reader
     for utterance in manifest:
         if utterance in reader:
-            torch.testing.assert_close(reader.get(utterance), direct(utterance), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(reader.get(utterance), direct(utterance), rtol=0, atol=4e-3)
     cache = FramesCache(folder, Averages())
     cache.fill(manifest)
     assert_right(cache, manifest)
     assert_right(FramesCache(folder, "averages-1"), manifest)
-    assert (folder / "index").stat().st_size % RECORD.itemsize == 0
+
+
+def test_a_damaged_index_is_one_line(tmp_path, manifest):
+    folder = tmp_path / "frames"
+    FramesCache(folder, Averages()).fill(manifest)
+    (folder / "index.sqlite").write_bytes(b"no database" * 500)
+    with pytest.raises(ImputerError, match=r"index\.sqlite is damaged .* fill it again"):
+        FramesCache(folder, "averages-1").get(manifest[0])
+
+
+def test_the_format_before_is_refused_by_name(tmp_path):
+    (tmp_path / "encoder.json").write_text('{"format": 1, "key": "averages-1", "feature_size": 3}')
+    with pytest.raises(UsageError, match="has format 1, not 2; remove it"):
+        FramesCache(tmp_path, Averages())
 
 
 def test_frames_written_but_not_yet_told_of_are_cut_off(tmp_path, manifest):
     folder = tmp_path / "frames"
     FramesCache(folder, Averages()).fill(manifest[:2])
-    with open(folder / "frames.f16", "ab") as file:
+    with open(folder / "frames.i8", "ab") as file:
         file.write(b"half a recor")
     cache = FramesCache(folder, Averages())
     cache.fill(manifest)
@@ -166,7 +189,7 @@ FramesCache({str(folder)!r}, Mortal()).fill(Manifest({str(manifest.path)!r}))
 def test_damaged_frames_are_refused(tmp_path, manifest):
     folder = tmp_path / "frames"
     FramesCache(folder, Averages()).fill(manifest)
-    with open(folder / "frames.f16", "r+b") as file:
+    with open(folder / "frames.i8", "r+b") as file:
         file.seek(4)
         file.write(b"\x99")
     with pytest.raises(ImputerError, match=r"u0: its frames in .* are damaged"):
@@ -221,7 +244,7 @@ class Huge(Averages):
         return super().extract(waveform) * 1e9
 
 
-def test_numbers_that_float16_does_not_hold(tmp_path, manifest):
+def test_numbers_out_of_range(tmp_path, manifest):
     filled = FramesCache(tmp_path / "broken", Broken()).fill(manifest[:1])
     assert filled.added == 0 and "not finite" in filled.dropped[0][1]
     cache = FramesCache(tmp_path / "huge", Huge())
@@ -282,24 +305,23 @@ class Wide(Averages):
     feature_size = 288
 cache = FramesCache({str(folder)!r}, Wide())
 rows, count = 15_000_000, 50_000
-with open(cache.folder / "frames.f16", "wb") as file:
-    file.truncate(rows * 288 * 2)
-from imputer.data.frames_cache import RECORD, SPAN
-import zlib
+with open(cache.folder / "frames.i8", "wb") as file:
+    file.truncate(rows * 290)
+import sqlite3, zlib
 keys = np.random.default_rng(0).bytes(16 * count)
-checksum = zlib.crc32(bytes(300 * 288 * 2))
-with open(cache.folder / "index", "wb") as file:
-    for i in range(count):
-        file.write(keys[16 * i : 16 * i + 16] + SPAN.pack(300 * i, 300, checksum))
+checksum = zlib.crc32(bytes(300 * 290))
+with sqlite3.connect(cache.folder / "index.sqlite") as index:
+    spans = ((keys[16 * i : 16 * i + 16], 300 * i, 300, checksum) for i in range(count))
+    index.executemany("insert into recordings values (?, ?, ?, ?)", spans)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 cache = FramesCache({str(folder)!r}, "averages-1")
 assert len(cache) == count
 for i in range(0, count, 500):
-    cache._span = lambda utterance: cache._span_of(keys[16 * i : 16 * i + 16])
+    cache._recording = lambda utterance: keys[16 * i : 16 * i + 16]
     frames = cache.get(None)
     assert frames.shape == (300, 288) and not frames.any()
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-assert grown < 60_000, grown  # kilobytes, of 8.6 million; the pages touched are among them
+assert grown < 60_000, grown  # kilobytes, of 4.3 million; the pages touched are among them
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -314,6 +336,6 @@ def test_stripes_differ_from_epoch_to_epoch_and_leave_the_cache_alone(tmp_path, 
     drawn = [striped(manifest[5], torch.Generator().manual_seed(seed)) for seed in range(8)]
     assert len({tuple(frames.flatten().tolist()) for frames in drawn}) > 4
     for frames in drawn:
-        changed = (frames - whole).abs() > 1e-3
-        assert torch.allclose(frames[changed], whole.mean(0).expand_as(whole)[changed], atol=1e-3)
-    assert torch.allclose(cache.get(manifest[5]), whole, atol=1e-3)
+        changed = (frames - whole).abs() > 5e-3
+        assert torch.allclose(frames[changed], whole.mean(0).expand_as(whole)[changed], atol=5e-3)
+    assert torch.allclose(cache.get(manifest[5]), whole, atol=5e-3)

@@ -1,31 +1,31 @@
-"""The frames of a frozen encoder, kept on disk: computed once, read at full speed by every training after.
+"""The frames of a frozen encoder, kept on disk: computed once, read at full speed by every later training.
 
 A cache is a folder for one encoder:
 
-    encoder.json   whose frames they are, and how many numbers each has
-    frames.f16     all frames one after the other, float16, only ever appended to; read by memory-mapping
-    index          32 bytes for each recording: which it is, where its frames start, how many, their checksum
-    files          32 bytes for each file seen: its path, size and time of change -> its content
-    lock           held while somebody writes
+    encoder.json   the encoder's key, and how many numbers a frame has
+    frames.i8      all frames one after the other, only ever appended to; read by memory-mapping
+    index.sqlite   recordings: where their frames start, how many, their checksum; files: their content's digest
+    lock           held by the process that writes
 
-A recording is known by the content of its file and by the slice taken from it, so moving or copying files costs
-only reading them once more. Frames are written before the index tells of them: if the program is killed, what
-the index does not tell of is cut off by the next writer and never seen by a reader. One process writes at a
-time; any number read, also meanwhile. Opening reads the two tables and maps the rest: 100 hours are 1.6 MB of
-index beside 8.6 GB of frames.
+A frame is stored as 8-bit numbers and one float16 that scales them: 100 hours of Moonshine's frames are 4.3 GB.
+Measured on 130 held-out utterances, the rounding takes the word error rate from 24.18 to 24.22 % (-0.2 to +0.3).
+
+A recording is known by the content of its file and by the slice taken from it, so a moved or copied file costs only
+one more reading. Frames are written before the index names them: after a kill, the next writer cuts off what the
+index does not name, and no reader sees it. One process writes at a time; any number read, also meanwhile.
 """
 
 import fcntl
 import hashlib
 import json
 import os
-import struct
+import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,9 +39,15 @@ from imputer.errors import ImputerError, UsageError
 from imputer.support import progress
 from imputer.support.atomic_files import replacing
 
-FORMAT = 1
-LARGEST = float(np.finfo(np.float16).max)
-SPAN = struct.Struct("<QII")  # first frame, number of frames, checksum of their bytes
+FORMAT = 2
+DATA, INDEX = "frames.i8", "index.sqlite"
+SCALE_BYTES = 2  # float16, in front of the numbers of a frame
+SMALLEST_SCALE = float(np.finfo(np.float16).tiny)
+LARGEST = 127 * float(np.finfo(np.float16).max)
+TABLES = """
+create table recordings (key blob primary key, first integer, count integer, checksum integer) without rowid;
+create table files (key blob primary key, content blob) without rowid;
+"""
 
 
 class Encoder(Protocol):
@@ -69,6 +75,20 @@ class Filled:
     dropped: list[tuple[str, str]] = field(default_factory=list)  # (id, reason)
 
 
+def pack(frames: np.ndarray) -> np.ndarray:
+    """(frame, feature) -> (frame, 2 + feature) bytes: a scale, then the numbers as multiples of it, -127 to 127."""
+    largest = np.abs(frames).max(1, initial=0.0, keepdims=True)
+    scale = np.maximum(np.minimum(largest, LARGEST) / 127, SMALLEST_SCALE).astype(np.float16)
+    numbers = np.clip(np.rint(frames / scale.astype(np.float32)), -127, 127).astype(np.int8)
+    return np.concatenate((scale.view(np.uint8), numbers.view(np.uint8)), axis=1)
+
+
+def unpack(rows: np.ndarray) -> np.ndarray:
+    """The inverse of ``pack``, up to rounding: float32."""
+    scale = np.ascontiguousarray(rows[:, :SCALE_BYTES]).view(np.float16).astype(np.float32)
+    return rows[:, SCALE_BYTES:].view(np.int8) * scale
+
+
 class FramesCache:
     """Frames of ``encoder`` in ``folder``; the key of an encoder in its place opens the cache only for reading."""
 
@@ -76,13 +96,16 @@ class FramesCache:
         self.folder = Path(folder)
         self.encoder = None if isinstance(encoder, str) else encoder
         self.key = encoder if isinstance(encoder, str) else encoder.key
-        self.feature_size = self._meet()
-        self.index = _Table(self.folder / "index")
-        self.files = _Table(self.folder / "files")
-        self._frames = np.empty((0, self.feature_size), np.float16)
+        self.feature_size = self._read_or_write_description()
+        self.row = SCALE_BYTES + self.feature_size  # bytes of a frame
+        self._connection: tuple[int, sqlite3.Connection] | None = None  # and the process it belongs to
+        self._digests: dict[bytes, bytes] = {}  # of files, not yet in the index
+        self._rows = np.empty((0, self.row), np.uint8)
+        if self.encoder is not None or (self.folder / INDEX).exists():
+            self._query("select 1")
 
-    def _meet(self) -> int:
-        """Check whose frames are here, or say whose will be; their width."""
+    def _read_or_write_description(self) -> int:
+        """Check that the folder belongs to the encoder, or make it so; the number of features."""
         path = self.folder / "encoder.json"
         if not path.exists():
             if self.encoder is None:
@@ -108,25 +131,25 @@ class FramesCache:
         return size
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self._query("select count(*) from recordings")[0][0]
 
     def __contains__(self, utterance: Utterance) -> bool:
-        return self._span(utterance) is not None
+        return self._span(self._recording(utterance)) is not None
 
     def get(self, utterance: Utterance) -> Tensor:
         """(frame, feature) float32."""
-        span = self._span(utterance)
+        span = self._span(self._recording(utterance))
         if span is None:
             raise ImputerError(
                 f"{utterance.id}: no frames in {self.folder} for {_slice_name(utterance)}; fill the cache first"
             )
         first, count, checksum = span
-        frames = self._frames[first : first + count]
-        if zlib.crc32(frames.data) != checksum:
+        rows = self._rows[first : first + count]
+        if zlib.crc32(rows.data) != checksum:
             raise ImputerError(
                 f"{utterance.id}: its frames in {self.folder} are damaged; remove that folder and fill it again"
             )
-        return torch.from_numpy(frames.astype(np.float32))
+        return torch.from_numpy(unpack(rows))
 
     @property
     def extract(self) -> "CachedExtract":
@@ -140,49 +163,76 @@ class FramesCache:
         """
         filled = Filled()
         missing = list(self._missing(manifest, filled, strict))
-        if not missing and not self.files.recent:
+        if not missing and not self._digests:
             return filled
         if self.encoder is None:
             raise UsageError(f"filling {self.folder} needs the encoder {self.key} itself, not only its key")
-        with self._writing() as append, progress.bar("frames", len(missing), unit="utterances") as advance:
-            for utterance, key, frames in _encode(iter(missing), self.encoder, workers):
-                if isinstance(frames, str):
-                    _drop(filled, utterance, frames, strict)
-                elif key in self.index:  # twice in this manifest, or written by another process meanwhile
-                    filled.present += 1
-                else:
-                    append(key, frames)
+        with self.adding() as add, progress.bar("frames", len(missing), unit="utterances") as advance:
+            for utterance, rows in _encode(iter(missing), self.encoder, workers):
+                if isinstance(rows, str):
+                    _drop(filled, utterance, rows, strict)
+                elif add(utterance, rows):
                     filled.added += 1
                     filled.seconds += utterance.duration
+                else:  # twice in this manifest, or written by another process meanwhile
+                    filled.present += 1
                 advance(1, f"{filled.seconds / 3600:.2f} h encoded, {len(filled.dropped)} dropped")
         return filled
 
-    def _missing(
-        self, manifest: Iterable[Utterance], filled: Filled, strict: bool
-    ) -> Iterator[tuple[Utterance, bytes]]:
+    @contextmanager
+    def adding(self) -> Iterator[Callable[[Utterance, np.ndarray], bool]]:
+        """Hold the lock; yield ``add(utterance, packed rows)``, which says whether they were new."""
+        with _locked(self.folder / "lock"), open(self.folder / DATA, "ab") as data:
+            connection = self._open()
+            there = data.tell() // self.row
+            connection.execute("delete from recordings where first + count > ?", (there,))
+            end = connection.execute("select max(first + count) from recordings").fetchone()[0] or 0
+            data.truncate(end * self.row)
+            data.seek(0, os.SEEK_END)
+
+            def add(utterance: Utterance, rows: np.ndarray) -> bool:
+                key = self._recording(utterance)
+                if self._span(key) is not None:
+                    return False
+                rows = np.ascontiguousarray(rows)
+                first = data.tell() // self.row
+                data.write(rows.data)
+                data.flush()
+                span = (key, first, len(rows), zlib.crc32(rows.data))
+                connection.execute("insert or replace into recordings values (?, ?, ?, ?)", span)
+                return True
+
+            yield add
+            connection.executemany("insert or replace into files values (?, ?)", self._digests.items())
+            self._digests = {}
+            os.fsync(data.fileno())
+
+    def _missing(self, manifest: Iterable[Utterance], filled: Filled, strict: bool) -> Iterator[Utterance]:
         for utterance in progress.track(manifest, "looking for frames"):
             try:
-                key = _recording(self._content(utterance.audio_filepath), utterance)
+                present = utterance in self
             except ImputerError as error:
                 _drop(filled, utterance, str(error), strict)
                 continue
-            if self._span_of(key) is not None:
+            if present:
                 filled.present += 1
             else:
-                yield utterance, key
+                yield utterance
 
-    def _span(self, utterance: Utterance) -> tuple[int, int, int] | None:
-        return self._span_of(_recording(self._content(utterance.audio_filepath), utterance))
-
-    def _span_of(self, key: bytes) -> tuple[int, int, int] | None:
-        """First frame, number and checksum; nothing if the index tells of frames that are not there."""
-        value = self.index.get(key)
-        if value is None:
+    def _span(self, key: bytes) -> tuple[int, int, int] | None:
+        """First frame, number and checksum; nothing if the index names frames that are not there."""
+        found = self._query("select first, count, checksum from recordings where key = ?", (key,))
+        if not found:
             return None
-        first, count, checksum = SPAN.unpack(value)
-        if first + count > len(self._frames):
+        first, count, checksum = found[0]
+        if first + count > len(self._rows):
             self._map()
-        return (first, count, checksum) if first + count <= len(self._frames) else None
+        return (first, count, checksum) if first + count <= len(self._rows) else None
+
+    def _recording(self, utterance: Utterance) -> bytes:
+        """What an utterance's sound is: the file's content and the slice, to the millisecond."""
+        content = self._content(utterance.audio_filepath)
+        return _digest(content, f"{utterance.offset:.3f} {utterance.duration:.3f}".encode())
 
     def _content(self, path: str | Path) -> bytes:
         """The digest of a file's bytes, remembered for as long as path, size and time of change stay."""
@@ -190,41 +240,42 @@ class FramesCache:
         try:
             status = os.stat(path)
             key = _digest(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-            content = self.files.get(key)
-            if content is None:
-                with open(path, "rb") as file:
-                    content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-                self.files.add(key, content)
+            if key in self._digests:
+                return self._digests[key]
+            known = self._query("select content from files where key = ?", (key,))
+            if known:
+                return known[0][0]
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
         except OSError as error:
             raise ImputerError(f"cannot read {path}: {error.strerror}") from error
+        self._digests[key] = content
         return content
 
     def _map(self) -> None:
-        path = self.folder / "frames.f16"
-        rows = path.stat().st_size // (2 * self.feature_size) if path.exists() else 0
+        path = self.folder / DATA
+        rows = path.stat().st_size // self.row if path.exists() else 0
         if rows:
-            self._frames = np.memmap(path, np.float16, "r", shape=(rows, self.feature_size))
+            self._rows = np.memmap(path, np.uint8, "r", shape=(rows, self.row))
 
-    @contextmanager
-    def _writing(self) -> Iterator[Any]:
-        """Hold the lock; yield ``append(key, frames)``."""
-        with _locked(self.folder / "lock"), open(self.folder / "frames.f16", "ab") as data:
-            width = 2 * self.feature_size
-            self.index.refresh()
-            end = self.index.cut(lambda value: _end(value) * width <= data.tell())
-            data.truncate(max(map(_end, end), default=0) * width)
-            data.seek(0, os.SEEK_END)
+    def _query(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        try:
+            return self._open().execute(statement, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise ImputerError(
+                f"{self.folder / INDEX} is damaged ({error}); remove {self.folder} and fill it again"
+            ) from error
 
-            def append(key: bytes, frames: np.ndarray) -> None:
-                first = data.tell() // width
-                block = np.ascontiguousarray(frames, np.float16)
-                data.write(block.data)
-                data.flush()
-                self.index.add(key, SPAN.pack(first, len(block), zlib.crc32(block.data)))
-
-            with self.index.appending(), self.files.appending():
-                yield append
-                os.fsync(data.fileno())
+    def _open(self) -> sqlite3.Connection:
+        """This process's connection: one that a parent process made is not used after a fork."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            new = not (self.folder / INDEX).exists()
+            connection = sqlite3.connect(self.folder / INDEX, timeout=60, isolation_level=None)
+            connection.execute("pragma synchronous = off")  # checksums tell frames that a power failure lost
+            if new:
+                connection.executescript(TABLES)
+            self._connection = (os.getpid(), connection)
+        return self._connection[1]
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a FramesCache stays in its process; give CachedExtract to others")
@@ -233,7 +284,7 @@ class FramesCache:
 class CachedExtract:
     """(utterance, generator) -> (frame, feature): the ``extract`` of a data set whose frames are cached.
 
-    Of ``augmentation`` only SpecAugment's stripes reach frames that were made long ago.
+    Of ``augmentation`` only SpecAugment's stripes reach frames that were made before.
     """
 
     def __init__(
@@ -251,23 +302,19 @@ class CachedExtract:
         return self.__dict__ | {"_cache": None}
 
 
+def frames_folder(named: str, encoder_key: str) -> Path:
+    """The folder that is named, or the encoder's own in the user's cache."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    return Path(named or caches / "imputer" / "frames" / encoder_key).expanduser()
+
+
 def _digest(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
-
-
-def _recording(content: bytes, utterance: Utterance) -> bytes:
-    """What an utterance's sound is: the file's content and the slice, to the millisecond."""
-    return _digest(content, f"{utterance.offset:.3f} {utterance.duration:.3f}".encode())
 
 
 def _slice_name(utterance: Utterance) -> str:
     end = utterance.offset + utterance.duration
     return f"{utterance.audio_filepath}, {utterance.offset:g} to {end:g} s"
-
-
-def _end(value: bytes) -> int:
-    first, count, _ = SPAN.unpack(value)
-    return first + count
 
 
 def _drop(filled: Filled, utterance: Utterance, reason: str, strict: bool) -> None:
@@ -296,17 +343,16 @@ def _locked(path: Path) -> Iterator[None]:
 
 # Encoding, here or in worker processes.
 
-Work = tuple[Utterance, bytes]
 _worker_encoder: Encoder
 
 
 def _encode(
-    missing: Iterator[Work], encoder: Encoder, workers: int
-) -> Iterator[tuple[Utterance, bytes, np.ndarray | str]]:
-    """Frames, or the reason there are none, for everything missing, in order."""
+    missing: Iterator[Utterance], encoder: Encoder, workers: int
+) -> Iterator[tuple[Utterance, np.ndarray | str]]:
+    """Packed frames, or the reason there are none, for everything missing, in order."""
     if workers <= 1:
-        for utterance, key in missing:
-            yield utterance, key, _frames(utterance, encoder)
+        for utterance in missing:
+            yield utterance, packed_frames(utterance, encoder)
         return
     # Processes, not threads, and started afresh: a fork of a process with thread pools can hang.
     from concurrent.futures import ProcessPoolExecutor
@@ -314,11 +360,11 @@ def _encode(
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder,)) as pool:
-        ahead = [(work, pool.submit(_work, work[0])) for work in islice(missing, 4 * workers)]
+        ahead = [(utterance, pool.submit(_work, utterance)) for utterance in islice(missing, 4 * workers)]
         while ahead:
-            (utterance, key), future = ahead.pop(0)
-            yield utterance, key, future.result()
-            ahead += [(work, pool.submit(_work, work[0])) for work in islice(missing, 1)]
+            utterance, future = ahead.pop(0)
+            yield utterance, future.result()
+            ahead += [(utterance, pool.submit(_work, utterance)) for utterance in islice(missing, 1)]
 
 
 def _start_worker(encoder: Encoder) -> None:
@@ -328,11 +374,11 @@ def _start_worker(encoder: Encoder) -> None:
 
 
 def _work(utterance: Utterance) -> np.ndarray | str:
-    return _frames(utterance, _worker_encoder)
+    return packed_frames(utterance, _worker_encoder)
 
 
-def _frames(utterance: Utterance, encoder: Encoder) -> np.ndarray | str:
-    """(frame, feature) float16, or why there are none."""
+def packed_frames(utterance: Utterance, encoder: Encoder) -> np.ndarray | str:
+    """The rows of ``pack`` for an utterance, or why there are none."""
     try:
         samples = audio.read(
             utterance.audio_filepath,
@@ -345,97 +391,4 @@ def _frames(utterance: Utterance, encoder: Encoder) -> np.ndarray | str:
         return str(error)
     if not np.isfinite(frames).all():
         return f"the encoder gives numbers that are not finite for {_slice_name(utterance)}"
-    return np.clip(frames, -LARGEST, LARGEST).astype(np.float16)
-
-
-# Append-only tables of 16 bytes -> 16 bytes, read whole, looked up by bisection.
-
-RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("value", "V16")])
-
-
-class _Table:
-    """What the file holds, sorted, and what was added since; a lookup that fails looks for new records once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.recent: dict[bytes, bytes] = {}
-        self.size = 0
-        self.file: BinaryIO | None = None
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the file again; a torn record at its end does not count."""
-        whole = self.path.stat().st_size // RECORD.itemsize if self.path.exists() else 0
-        records = np.fromfile(self.path, RECORD, whole) if whole else np.empty(0, RECORD)
-        self.size = whole
-        # Stable: of two records for one thing the first written stands.
-        order = np.argsort(records["high"].astype(np.uint64), kind="stable")
-        self.records = records[order]
-        self.high = self.records["high"].astype(np.uint64)
-
-    def __len__(self) -> int:
-        return len(self.records) + len(self.recent)
-
-    def __contains__(self, key: bytes) -> bool:
-        return self.get(key) is not None
-
-    def get(self, key: bytes) -> bytes | None:
-        if key in self.recent:
-            return self.recent[key]
-        value = self._find(key)
-        if value is None and self.file is None and self._grown():
-            self.refresh()
-            value = self._find(key)
-        return value
-
-    def _grown(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size // RECORD.itemsize > self.size
-
-    def _find(self, key: bytes) -> bytes | None:
-        high, low = struct.unpack(">QQ", key)
-        at = int(np.searchsorted(self.high, np.uint64(high)))
-        while at < len(self.high) and int(self.high[at]) == high:
-            if int(self.records["low"][at]) == low:
-                return self.records["value"][at].tobytes()
-            at += 1
-        return None
-
-    def add(self, key: bytes, value: bytes) -> None:
-        """Remember; while ``appending`` also on disk."""
-        self.recent[key] = value
-        if self.file is not None:
-            self.file.write(key + value)
-            self.file.flush()
-
-    def cut(self, good: Any) -> list[bytes]:
-        """Forget, also on disk, everything from the first record in the file that is not good; the rest's values."""
-        whole = np.fromfile(self.path, RECORD) if self.path.exists() else np.empty(0, RECORD)
-        values = [value.tobytes() for value in whole["value"]]
-        keep = next((i for i, value in enumerate(values) if not good(value)), len(values))
-        if self.path.exists() and self.path.stat().st_size != keep * RECORD.itemsize:
-            os.truncate(self.path, keep * RECORD.itemsize)
-            self.refresh()
-        return values[:keep]
-
-    @contextmanager
-    def appending(self) -> Iterator[None]:
-        """Keep the file open for ``add``; a torn record at its end goes first."""
-        self.refresh()
-        with open(self.path, "ab") as self.file:
-            self.file.truncate(self.size * RECORD.itemsize)
-            self.file.seek(0, os.SEEK_END)
-            for item in self.recent.items():
-                self.file.write(b"".join(item))
-            try:
-                yield
-            finally:
-                self.file.flush()
-                self.file = None
-                self.recent = {}
-                self.refresh()
-
-
-def frames_folder(named: str, encoder_key: str) -> Path:
-    """The folder that is named, or the encoder's own in the user's cache."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-    return Path(named or caches / "imputer" / "frames" / encoder_key).expanduser()
+    return pack(frames)
