@@ -35,7 +35,8 @@ from trainings import imputer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKED = [*PAGES, *(ROOT / name for name in ("PAPER.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md"))]
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
+LINKED = [*PAGES, *RESULTS, *(ROOT / name for name in ("PAPER.md", "CONTRIBUTING.md", "CHANGELOG.md", "RESULTS.md"))]
 TOOLS = ("imputer", "torchrun", "make", "pip", "apt-get", "curl", "docker", "cat")
 
 # Commands that are only parsed: they need a corpus, a network, engines, a cluster, or hours.
@@ -234,7 +235,8 @@ def test_every_page_is_in_the_navigation() -> None:
                 yield from pages(value)
 
     listed = [*pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])]
-    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
 
 
 @pytest.fixture(scope="module")

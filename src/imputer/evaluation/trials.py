@@ -17,7 +17,7 @@ With one seed V_seeds is unknown and left out: the interval then holds for that 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ class Estimate:
     high: float
     seeds: int  # trainings per model; with one, the interval does not contain the variation of trainings
     base: float = 0.0  # of a difference: the rate of the first
+    paired: bool = False  # whether the two sides of a difference are the same trainings, decoded in two ways
 
     @property
     def relative(self) -> tuple[float, float, float]:
@@ -66,12 +67,17 @@ def rate(trials: Trials, level: float = LEVEL) -> Estimate:
     return _estimate(trials.errors.mean(0), trials, [trials.by_seed], level)
 
 
-def difference(first: Trials, second: Trials, level: float = LEVEL) -> Estimate:
-    """The second's error rate - the first's, on the same utterances, and its interval."""
+def difference(first: Trials, second: Trials, level: float = LEVEL, *, paired: bool = False) -> Estimate:
+    """The second's error rate - the first's, on the same utterances, and its interval.
+
+    ``paired``: both are the same trainings in the same order, decoded in two ways. What varies then is each training's
+    own difference.
+    """
     if not np.array_equal(first.lengths, second.lengths) or list(first.speakers) != list(second.speakers):
         raise ValueError("two models can only be compared on the same utterances in the same order")
     errors = second.errors.mean(0) - first.errors.mean(0)
-    return _estimate(errors, first, [first.by_seed, second.by_seed], level, first.rate)
+    rates = [second.by_seed - first.by_seed] if paired else [first.by_seed, second.by_seed]
+    return replace(_estimate(errors, first, rates, level), base=first.rate, paired=paired)
 
 
 def _estimate(
@@ -79,7 +85,6 @@ def _estimate(
     trials: Trials,
     rates: Sequence[NDArray[np.float64]],
     level: float,
-    base: float = 0.0,
 ) -> Estimate:
     """The ratio of ``errors`` to the lengths; ``rates`` are those of every training of every model in it."""
     value = float(errors.sum() / trials.lengths.sum())
@@ -91,10 +96,10 @@ def _estimate(
         parts.append((pooled * sum(1 / len(one) for one in rates), more))
     variance = sum(part for part, _ in parts)
     if not variance:
-        return Estimate(value, value, value, seeds, base)
+        return Estimate(value, value, value, seeds)
     freedom = variance**2 / sum(part**2 / df for part, df in parts if part)
     room = student(level, freedom) * variance**0.5
-    return Estimate(value, value - room, value + room, seeds, base)
+    return Estimate(value, value - room, value + room, seeds)
 
 
 def _between_speakers(residuals: NDArray[np.float64], trials: Trials) -> tuple[float, int]:

@@ -4,10 +4,15 @@ An experiment is a module with
 
     TITLE, QUESTION     what it is, and what it asks
     DATASET             the data set it runs on unless told otherwise
-    run(lab) -> dict    train, decode, measure: plain values for JSON
-    section(result)     lines of Markdown with the figures, the paper's beside ours
+    run(lab) -> dict    train, decode, measure: "rows" of errors, "pairs" of rows to compare, and other plain values
+
+and, where the defaults of ``report`` do not do,
+
+    PAPER               row -> what the paper has in its place
+    table(result)       lines of Markdown instead of the table of rows
+    text(result)        a paragraph below the table
     claims(result)      what the paper says, what came out, and whether that settles it
-    draw(result, path)  its picture, if it has one
+    draw(result, path)  its picture
 
 and its name here. Modules are imported when they are asked for.
 """
@@ -16,20 +21,18 @@ from importlib import import_module
 from typing import Any
 
 EXPERIMENTS = (
-    "table1",
-    "table2",
-    "table3",
-    "figure4",
-    "figure5",
-    "figure6",
-    "topk",
-    "annealing",
-    "model_samples",
-    "noise",
-    "topology",
-    "bound",
-    "adaptive",
-    "paper_size",
+    *("table1", "table2", "table3", "figure4", "figure5", "figure6", "topology", "english", "letters_causes"),
+    *(
+        "start",
+        "error_kinds",
+        "topk",
+        "annealing",
+        "model_samples",
+        "noise",
+        "bound",
+        "adaptive",
+        "paper_size",
+    ),
 )
 
 

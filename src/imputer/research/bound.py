@@ -15,7 +15,9 @@ from imputer import alignments, evaluation, models, objectives, rollin
 from imputer.configs import NO_AUGMENTATION
 from imputer.data.manifest import Manifest
 from imputer.model import Imputer
-from imputer.research.report import FAILS, HOLDS, OPEN, Claim, table
+from imputer.research.claims import FAILS, HOLDS, OPEN, Claim
+from imputer.research.results import Result
+from imputer.research.tables import markdown
 from imputer.research.trainings import Lab, Trained, encoded
 from imputer.support import progress
 
@@ -59,8 +61,8 @@ def run(lab: Lab) -> dict[str, Any]:
     t = lab.first
     trained = {
         "CTC expert": t.expert(),
-        "Imputer (IM)": t.main("imitation"),
-        "Imputer (DP)": t.main(),
+        "Imputer (IM)": t.imputer("imitation"),
+        "Imputer (DP)": t.imputer(),
     }
     examples = aligned_examples(lab, trained["CTC expert"])
     networks = {name: models.load(one.model)[0] for name, one in trained.items()}
@@ -126,7 +128,7 @@ def both(
 
 
 def likelihoods(network: Imputer, examples: Sequence[Example]) -> dict[str, Any]:
-    """Nats a token: J_IM, J_DP, and the constants that make bounds of them; and how often their order is broken."""
+    """Nats per token of every utterance: J_IM, J_DP, E log c(a~, a), H(r) + H(q); roll-ins that break their order."""
     rows, broken = [], 0
     for example in examples:
         drawn, committed = example.rolled_in(DRAWS)
@@ -135,36 +137,13 @@ def likelihoods(network: Imputer, examples: Sequence[Example]) -> dict[str, Any]
             imitation, dynamic = both(network, acoustic, example.target, drawn, committed)
         slack = 1e-4 * imitation.abs() + 1e-4  # float32
         broken += int(((imitation > dynamic + slack) | (dynamic > slack)).sum())
-        count = np.mean(
-            [
-                math.log(alignments.compatible_count(a, c))
-                for a, c in zip(drawn.tolist(), committed.tolist(), strict=True)
-            ]
-        )
+        pairs = zip(drawn.tolist(), committed.tolist(), strict=True)
+        count = np.mean([math.log(alignments.compatible_count(a, c)) for a, c in pairs])
         entropy = masking_entropy(len(example.alignment), BLOCK_SIZE)
         entropy += noise_entropy(example.alignment, example.noise)
-        size = len(example.target)
-        rows.append(
-            [
-                float(imitation.mean()) / size,
-                float(dynamic.mean()) / size,
-                float(count) / size,
-                entropy / size,
-            ]
-        )
-    imitation, dynamic, count, entropy = np.mean(rows, axis=0).tolist()
-    return {
-        "imitation": imitation,
-        "dynamic_programming": dynamic,
-        "log_count": count,  # E log c(a~, a)
-        "entropy": entropy,  # H(r) + H(q)
-        "imitation_bound": imitation + entropy,  # eqn:marginalization
-        "dynamic_programming_bound": dynamic + entropy - count,  # eqn:lowerbound_dynamicprogramming
-        "utterances": len(rows),
-        "rollins": len(rows) * DRAWS,
-        "order_broken": broken,
-        "by_utterance": [[round(x, 4) for x in row[:2]] for row in rows],  # J_IM, J_DP
-    }
+        values = (float(imitation.mean()), float(dynamic.mean()), float(count), entropy)
+        rows.append([value / len(example.target) for value in values])
+    return {"by_utterance": rows, "rollins": len(rows) * DRAWS, "order_broken": broken}
 
 
 def masking_entropy(frames: int, block_size: int) -> float:
@@ -257,8 +236,8 @@ def mask_probabilities(frames: int, block_size: int) -> dict[tuple[bool, ...], f
 # --- gradients
 
 
-def gradient_noise(network: Imputer, examples: Sequence[Example]) -> dict[str, Any]:
-    """Variance over roll-ins of the gradient of an utterance, dropout off: of J_IM, of J_DP, and their ratio."""
+def gradient_noise(network: Imputer, examples: Sequence[Example]) -> dict[str, list[list[float]]]:
+    """(variance over roll-ins, noise to signal) of the gradient of every utterance, dropout off: of J_IM and J_DP."""
     found: dict[str, list[Moments]] = {"imitation": [], "dynamic_programming": []}
     for example in progress.track(examples, "gradients"):
         drawn, committed = example.rolled_in(DRAWS)
@@ -274,24 +253,7 @@ def gradient_noise(network: Imputer, examples: Sequence[Example]) -> dict[str, A
                 moments[name].add([g for g in gradient if g is not None])
         for name, moment in moments.items():
             found[name].append(moment)
-    ratios = [
-        math.log(im.variance / dp.variance)
-        for im, dp in zip(found["imitation"], found["dynamic_programming"], strict=True)
-        if im.variance > 0 and dp.variance > 0
-    ]
-    return {
-        **{
-            name: {
-                "variance": float(np.mean([m.variance for m in ms])),
-                "noise_to_signal": float(np.median([m.noise_to_signal for m in ms])),
-            }
-            for name, ms in found.items()
-        },
-        "ratio": {  # of the variance of IM to that of DP, geometric mean
-            key: math.exp(value) for key, value in mean_with_interval(ratios).items()
-        },
-        "utterances": len(examples),
-    }
+    return {name: [[m.variance, m.noise_to_signal] for m in moments] for name, moments in found.items()}
 
 
 class Moments:
@@ -335,82 +297,77 @@ def mean_with_interval(sample: Sequence[float]) -> dict[str, float]:
 # --- the report
 
 
-def section(result: Mapping[str, Any]) -> list[str]:
+def variance_ratio(gradients: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, float]:
+    """The variance of IM's gradient over that of DP's: geometric mean over utterances, with its interval."""
+    both = zip(gradients["imitation"], gradients["dynamic_programming"], strict=True)
+    ratios = [math.log(im[0] / dp[0]) for im, dp in both if im[0] > 0 and dp[0] > 0]
+    return {key: math.exp(value) for key, value in mean_with_interval(ratios).items()}
+
+
+def table(result: Result) -> list[str]:
     """Likelihoods, the exact check, gradients."""
-    rows = [
-        (
-            name,
-            *(_nats([one[place] for one in f["by_utterance"]]) for place in (0, 1)),
-            *(f"{f[key]:.3f}" for key in ("log_count", "entropy")),
-            f"{f['imitation_bound']:.3f}",
-            f"{f['dynamic_programming_bound']:.3f}",
-            f"{f['order_broken']} of {f['rollins']}",
+    rows = []
+    for name, found in result["likelihoods"].items():
+        im, dp, count, entropy = (list(column) for column in zip(*found["by_utterance"], strict=True))
+        h, c = float(np.mean(entropy)), float(np.mean(entropy) - np.mean(count))
+        cells = (
+            f"{np.mean(im) + h:.3f}",
+            f"{np.mean(dp) + c:.3f}",
+            f"{found['order_broken']} of {found['rollins']}",
         )
-        for name, f in result["likelihoods"].items()
-    ]
-    f = next(iter(result["likelihoods"].values()))
+        rows.append((name, _nats(im), _nats(dp), f"{np.mean(count):.3f}", f"{h:.3f}", *cells))
     headings = ("", "J_IM", "J_DP", "E log c", "H(r) + H(q)", "J_IM + H", "J_DP + C", "order broken")
-    lines = [
-        f"Nats a token, on the same roll-ins (block size 8, noise: {result['noise']}) of "
-        f"{f['utterances']} held-out utterances, with 95 % intervals:",
-        "",
-        *table(headings, rows),
-        "",
-        "J_IM + H and J_DP + C = J_DP + H − E log c both bound the prior-free sum of eqn:lowerbound_marginalization, "
-        "which cannot be computed at this length; neither bounds the one-pass log p(y | x), so they stand beside "
-        "nothing here. "
-        f"On excerpts of {EXCERPT_FRAMES} frames every alignment and every mask can be enumerated (nats, mean of "
-        f"{EXCERPTS} excerpts, block size {EXCERPT_BLOCK}):",
-        "",
-    ]
-    exact_rows = [
-        (name, *(f"{np.mean([one[key] for one in found]):.3f}" for key in
-            ("sum", "imitation_bound", "dynamic_programming_bound")))
+    keys = ("sum", "imitation_bound", "dynamic_programming_bound")
+    exacts = [
+        (name, *(f"{np.mean([one[key] for one in found]):.3f}" for key in keys))
         for name, found in result["exact"].items()
-    ]  # fmt: skip
-    lines += table(("", "the sum", "J_IM + H", "J_DP + C"), exact_rows)
-    tighter = [
-        one["dynamic_programming_bound"] > one["imitation_bound"]
-        for found in result["exact"].values()
-        for one in found
     ]
-    g = next(iter(result["gradients"].values()))
-    lines += [
-        "",
-        f"With its constant, the bound from J_DP is the tighter one in {sum(tighter)} of {len(tighter)} excerpts: J_DP "
-        "is never below J_IM, but its constant is lower by E log c.",
-        "",
-        f"Variance of an utterance's gradient over {DRAWS} roll-ins, dropout off, all weights, "
-        f"{g['utterances']} utterances:",
-        "",
+    lines = [
+        f"Nats per token on the same roll-ins (block size {BLOCK_SIZE}, noise: {result['noise']}), 95 % intervals:",
+        *("", *markdown(headings, rows), ""),
+        "J_IM + H and J_DP + C = J_DP + H − E log c both bound the prior-free sum of eqn:lowerbound_marginalization, "
+        "which cannot be computed at this length; neither bounds the one-pass log p(y | x). "
+        f"On excerpts of {EXCERPT_FRAMES} frames every alignment and every mask can be enumerated (nats, mean over "
+        f"excerpts, block size {EXCERPT_BLOCK}):",
+        *("", *markdown(("", "the sum", "J_IM + H", "J_DP + C"), exacts)),
     ]
-    gradient_rows = [
-        (
-            f"at the weights of the {name}",
-            *(
-                f"{f[kind][key]:.3g}"
-                for kind in ("imitation", "dynamic_programming")
-                for key in ("variance", "noise_to_signal")
-            ),
-            f"{f['ratio']['value']:.2f} ({f['ratio']['low']:.2f}–{f['ratio']['high']:.2f})",
-        )
-        for name, f in result["gradients"].items()
-    ]
+    if result["gradients"]:
+        lines += [
+            "",
+            f"Variance of an utterance's gradient over {DRAWS} roll-ins, dropout off, all weights:",
+            "",
+        ]
+        lines += _gradient_table(result["gradients"])
+    return lines
+
+
+def _gradient_table(gradients: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for name, found in gradients.items():
+        cells = [name]
+        for kind in ("imitation", "dynamic_programming"):
+            variances, noises = zip(*found[kind], strict=True)
+            cells += [f"{np.mean(variances):.3g}", f"{np.median(noises):.3g}"]
+        ratio = variance_ratio(found)
+        rows.append((*cells, f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"))
     heads = (
-        "",
+        "at the weights of",
         "IM, variance",
         "IM, noise to signal",
         "DP, variance",
         "DP, noise to signal",
-        "variance IM / DP (95 %)",
     )
-    return [
-        *lines,
-        *table(heads, gradient_rows),
-        "",
+    return markdown((*heads, "variance IM / DP (95 %)"), rows)
+
+
+def text(result: Result) -> str:
+    """What the columns are."""
+    if not result["gradients"]:
+        return ""
+    return (
         "*Variance* is the mean over utterances. *Noise to signal* is the variance over the squared norm of the "
-        "expected gradient, the median of utterances.",
-    ]
+        "expected gradient, the median of utterances."
+    )
 
 
 def _nats(sample: Sequence[float]) -> str:
@@ -418,7 +375,7 @@ def _nats(sample: Sequence[float]) -> str:
     return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
-def claims(result: Mapping[str, Any]) -> list[Claim]:
+def claims(result: Result) -> list[Claim]:
     """The order, both bounds, and the variance."""
     broken = sum(f["order_broken"] for f in result["likelihoods"].values())
     rollins = sum(f["rollins"] for f in result["likelihoods"].values())
@@ -426,8 +383,7 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
     held = sum(
         max(one["imitation_bound"], one["dynamic_programming_bound"]) <= one["sum"] + 1e-3 for one in exacts
     )
-    ratios = {name: f["ratio"] for name, f in result["gradients"].items()}
-    return [
+    found = [
         Claim(
             "J_IM is a lower bound of J_DP",
             "by dropping terms",
@@ -440,18 +396,17 @@ def claims(result: Mapping[str, Any]) -> list[Claim]:
             f"held in {held} of {len(exacts)} excerpts that could be enumerated",
             HOLDS if held == len(exacts) else FAILS,
         ),
-        Claim(
-            "the gradient of J_DP has a much lower variance than that of J_IM",
-            "stated, not measured",
-            "variance IM / DP "
-            + ", ".join(
-                f"{r['value']:.2f} ({r['low']:.2f}–{r['high']:.2f}) at the weights of the {name}"
-                for name, r in ratios.items()
-            ),
-            HOLDS
-            if all(r["low"] > MUCH for r in ratios.values())
-            else FAILS
-            if all(r["high"] < MUCH for r in ratios.values())
-            else OPEN,
-        ),
     ]
+    ratios = {name: variance_ratio(one) for name, one in result["gradients"].items()}
+    if ratios:
+        much, little = (
+            all(r["low"] > MUCH for r in ratios.values()),
+            all(r["high"] < MUCH for r in ratios.values()),
+        )
+        said = (
+            f"{r['value']:.2f} ({r['low']:.2f}–{r['high']:.2f}) at the {name}" for name, r in ratios.items()
+        )
+        text = "the gradient of J_DP has a much lower variance than that of J_IM"
+        verdict = HOLDS if much else FAILS if little else OPEN
+        found.append(Claim(text, "stated, not measured", f"variance IM / DP {', '.join(said)}", verdict))
+    return found

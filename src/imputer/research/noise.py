@@ -1,11 +1,11 @@
-"""Expert noise (eqn:expert_noise): shifting the roll-in alignment by up to a frame."""
+"""Expert noise (eqn:expert_noise): shifting the roll-in alignment by up to one frame."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from imputer.decoding import Options
-from imputer.research.report import Claim, alike, difference, expects, score_rows, table, variants
-from imputer.research.trainings import Lab, compared, variant
+from imputer.research.claims import Claim, alike, expects, judged
+from imputer.research.results import Result
+from imputer.research.tables import variants
+from imputer.research.trainings import Lab, variant, way
 
 TITLE = "Expert noise"
 QUESTION = "What does it bring to shift the expert's alignment by up to one frame?"
@@ -16,32 +16,20 @@ SMALL = 0.02  # of the WER: the paper's 0.2 of about 11
 
 def run(lab: Lab) -> dict[str, Any]:
     """DP with each kind of noise."""
-    scores = {name: lab.score(variant(noise=noise), Options(8)) for name, noise in NOISES.items()}
-    none = ("none", scores["none"])
-    return {
-        "rows": [score.row(name) for name, score in scores.items()],
-        "against_none": [compared(none, (n, s)) for n, s in scores.items() if n != "none"],
-    }
+    rows = [lab.row(name, variant(noise=noise), way(8)) for name, noise in NOISES.items()]
+    return {"rows": rows, "pairs": [("none", name) for name in NOISES if name != "none"]}
 
 
-def section(result: Mapping[str, Any]) -> list[str]:
-    """The kinds of noise."""
-    lines = table(*score_rows(result["rows"]))
-    lines += [
-        "",
-        f"{variants(result)} The paper gains less than 0.2 points of about 11, and has no table.",
-        "",
-    ]
-    return lines + [
-        f"- Shifting {one['second']} less none: {difference(one)}." for one in result["against_none"]
-    ]
+def text(result: Result) -> str:
+    """What the rows are."""
+    return f"{variants(result)} The paper gains less than 0.2 points of about 11, and has no table."
 
 
-def claims(result: Mapping[str, Any]) -> list[Claim]:
+def claims(result: Result) -> list[Claim]:
     """An improvement, and a very minor one."""
-    found = result["against_none"][0]
+    found = result.difference("none", "the whole utterance")
     paper = "less than 0.2 points of about 11"
     return [
-        Claim("expert noise is an improvement", paper, difference(found), expects(found, -1)),
-        Claim("expert noise is not critical", paper, difference(found), alike(found, SMALL)),
+        judged("expert noise is an improvement", paper, found, expects(found, -1)),
+        judged("expert noise is not critical", paper, found, alike(found, SMALL)),
     ]

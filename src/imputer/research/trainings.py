@@ -1,14 +1,12 @@
-"""What experiments share: trainings made once, shared and resumed, and scores of what they made on the test set."""
+"""What experiments share: trainings made once, shared and resumed, and rows of errors on the test set."""
 
 import contextlib
-import dataclasses
-import hashlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,21 +22,20 @@ from imputer.decoding import Options
 from imputer.errors import ImputerError
 from imputer.evaluation import scoring
 from imputer.model import Imputer
-from imputer.research import report
+from imputer.research import provenance, results
 from imputer.research.datasets import DataSet
 from imputer.support import atomic_files, progress
 from imputer.vocabulary import Vocabulary
 
-# Settings that say where something is; the content takes their place in the name of a run.
-PLACES = ("data.train", "data.valid", "vocabulary.tokenizer", "rollin.alignments", "training.start_from")
 CONTINUED_RATE = 0.67  # of the learning rate, when training goes on from the expert's weights
+Objective = Literal["ctc", "imitation", "dynamic_programming"]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training."""
+    """A finished training: its run folder, and what it started from."""
 
-    folder: Path  # of the run
+    folder: Path
     steps: int  # in all, with those of the model it started from
     start: "Trained | None" = None
 
@@ -47,81 +44,18 @@ class Trained:
         return self.folder / "model"
 
     @property
-    def processor(self) -> str:
-        """What it was trained on; empty if that was not written down."""
-        path = self.folder / "processor"
-        return path.read_text().strip() if path.is_file() else ""
-
-    @property
-    def seconds(self) -> float:
-        """Wall clock of this training alone; what a SIGKILL cut short is not counted."""
-        path = self.folder / "seconds"
-        return float(path.read_text()) if path.is_file() else 0.0
+    def record(self) -> dict[str, Any]:
+        """Settings, code, processor and time of this training alone."""
+        path = self.folder / "provenance.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
-@dataclass(frozen=True)
-class Score:
-    """How a model, or one model a seed, fared on the test set in one way of decoding."""
-
-    options: Options
-    words: list[scoring.Errors]  # of each utterance, summed over seeds
-    characters: list[scoring.Errors]
-    passes: float  # mean over utterances
-    by_seed: list[float]  # word error rates
-
-    @property
-    def wer(self) -> scoring.Interval:
-        return scoring.interval(self.words)
-
-    @property
-    def cer(self) -> scoring.Interval:
-        return scoring.interval(self.characters)
-
-    def row(self, name: str, **more: Any) -> dict[str, Any]:
-        """The score as plain values under a name."""
-        return {
-            "name": name,
-            **more,
-            "block_size": self.options.block_size,
-            "strategy": self.options.strategy,
-            "options": dict(self.options.strategy_options),
-            "passes": self.passes,
-            "wer": dataclasses.asdict(self.wer),
-            "cer": dataclasses.asdict(self.cer),
-            "wer_by_seed": self.by_seed,
-            "word_errors": [errors.total for errors in self.words],
-            "character_errors": [errors.total for errors in self.characters],
-            "kinds": {
-                unit: {kind: sum(getattr(one, kind) for one in errors) for kind in scoring.KINDS}
-                for unit, errors in (("words", self.words), ("characters", self.characters))
-            },
-        }
+def way(block_size: int, strategy: str = "block", **options: float) -> Options:
+    """A way to decode: so many passes by a strategy with its options."""
+    return Options(block_size, strategy, strategy_options=tuple(options.items()))
 
 
-def compared(first: tuple[str, Score], second: tuple[str, Score]) -> dict[str, Any]:
-    """The second's word error rate less the first's, on the same utterances: interval, p-value, relative change."""
-    found = scoring.compare(first[1].words, second[1].words)
-    before = first[1].wer.value
-    return {
-        "first": first[0],
-        "second": second[0],
-        "base": before,
-        "difference": dataclasses.asdict(found.difference),
-        "relative": found.difference.value / before if before else 0.0,
-        "p_value": found.p_value,
-    }
-
-
-def dp(steps: int, **options: Any) -> "Maker":
-    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``."""
-    return lambda t: t.imputer("dynamic_programming", steps, **options)
-
-
-def variant(**options: Any) -> "Maker":
-    """The main tables' DP but for these options, stopped early: to be compared with other variants only."""
-    return lambda t: t.imputer(
-        "dynamic_programming", t.dataset.analysis_steps, schedule_steps=t.main_steps, **options
-    )
+Row = dict[str, Any]
 
 
 @dataclass
@@ -131,6 +65,8 @@ class Lab:
     dataset: DataSet
     runs: Path
     seeds: tuple[int, ...] = (0,)
+    models: Path | None = None  # run folders that were trained elsewhere
+    lm: Any = None  # a language model, to count the errors that it would fix
     used: dict[Path, Trained] = field(default_factory=dict)
 
     def trainings(self, seed: int) -> "Trainings":
@@ -141,25 +77,89 @@ class Lab:
         """Those of the first seed, where one model is enough."""
         return self.trainings(self.seeds[0])
 
-    def scores(self, make: "Maker", ways: Sequence[Options], *, at_most: int | None = None) -> list[Score]:
-        """Train what ``make`` says with every seed, and decode the test set in every way."""
-        utterances = evaluation.spread(Manifest(self.dataset.test), at_most or self.dataset.scored)
-        found = [
-            transcribed(make(self.trainings(seed)), self.dataset, utterances, ways) for seed in self.seeds
-        ]
-        return [_pooled(options, utterances, [one[options] for one in found]) for options in ways]
+    def utterances(self, at_most: int | None = None) -> list[Utterance]:
+        """The utterances of the test set that are scored."""
+        return evaluation.spread(Manifest(self.dataset.test), at_most or self.dataset.scored)
 
-    def score(self, make: "Maker", options: Options, *, at_most: int | None = None) -> Score:
+    def rows(
+        self, make: "Maker", ways: Mapping[str, Options], *, at_most: int | None = None, **more: Any
+    ) -> list[Row]:
+        """Train with every seed, decode the test set in every way: a row of errors for each, by name."""
+        made = [make(self.trainings(seed)) for seed in self.seeds]
+        utterances = self.utterances(at_most)
+        found = [transcribed(one, self.dataset, utterances, list(ways.values())) for one in made]
+        score = self._score(made[0])
+        return [
+            {
+                "name": name,
+                "trained": [model.folder.name for model in made],
+                "steps": made[0].steps,
+                **more,
+                **self.errors(one, utterances, [each[one] for each in found], score),
+            }
+            for name, one in ways.items()
+        ]
+
+    def row(self, name: str, make: "Maker", one: Options, *, at_most: int | None = None) -> Row:
         """The same for one way of decoding."""
-        return self.scores(make, [options], at_most=at_most)[0]
+        return self.rows(make, {name: one}, at_most=at_most)[0]
+
+    def _score(self, trained: "Trained") -> Callable[[list[str]], float] | None:
+        """The log probability of words under the language model, if there is one."""
+        if self.lm is None:
+            return None
+        vocabulary = Vocabulary.load(trained.model / models.TOKENIZER)
+        return lambda words: float(self.lm.score(vocabulary.encode(" ".join(words))))
+
+    def errors(
+        self,
+        one: Options,
+        utterances: Sequence[Utterance],
+        by_seed: Sequence[Sequence["Hypothesis"]],
+        score: Callable[[list[str]], float] | None = None,
+    ) -> Row:
+        """The errors of every utterance with every seed, in words, characters and tokens."""
+        texts = [u.text for u in utterances]
+
+        def counted(count: Callable[[str, Hypothesis], int]) -> list[list[int]]:
+            return [[count(text, h) for text, h in zip(texts, seed, strict=True)] for seed in by_seed]
+
+        tokens = [[kinds(h.reference, h.tokens) for h in seed] for seed in by_seed]
+        passes = [h.passes for seed in by_seed for h in seed]
+        found: Row = {
+            "way": described(one),
+            "passes": sum(passes) / len(passes),
+            "words": counted(lambda text, h: scoring.word_errors(text, h.text).total),
+            "characters": counted(lambda text, h: scoring.character_errors(text, h.text).total),
+            "tokens": {
+                "length": [len(h.reference) for h in by_seed[0]],
+                **{kind: [[each[kind] for each in seed] for seed in tokens] for kind in results.KINDS},
+            },
+        }
+        if score is not None:
+            found["fixable"] = counted(lambda text, h: scoring.fixable(text.split(), h.text.split(), score))
+        return found
+
+
+def described(one: Options) -> dict[str, Any]:
+    """A way to decode as plain values."""
+    options = [list(pair) for pair in one.strategy_options]
+    return {"block_size": one.block_size, "strategy": str(one.strategy), "options": options}
+
+
+def kinds(reference: Sequence[int], hypothesis: Sequence[int]) -> dict[str, int]:
+    """Errors in tokens: wrong ones, dropped ones, those written twice, and others that were not said."""
+    errors, twice = scoring.count(reference, hypothesis), scoring.doubled(reference, hypothesis)
+    counts = (errors.substitutions, errors.deletions, twice, errors.insertions - twice)
+    return dict(zip(results.KINDS, counts, strict=True))
 
 
 @dataclass(frozen=True)
 class Trainings:
     """Trainings on one data set with one seed.
 
-    Each has a run folder that is named after everything that determines it. One that is finished is used again, by
-    whichever experiment needs it; one that was interrupted goes on.
+    Each has a run folder that is named after everything that determines it, code included. One that is finished is
+    used again, by whichever experiment needs it; one that was interrupted resumes.
     """
 
     dataset: DataSet
@@ -178,17 +178,22 @@ class Trainings:
 
     def imputer(
         self,
-        objective: Literal["imitation", "dynamic_programming"],
-        steps: int,
+        objective: Objective = "dynamic_programming",
+        steps: int = 0,
         *,
         from_expert: bool = False,
         schedule_steps: int = 0,
-        model: dict[str, Any] | None = None,
+        merge_repeats: bool = False,
+        model: Mapping[str, Any] | None = None,
         **rollin: Any,
     ) -> Trained:
-        """An Imputer on the expert's alignments, from scratch or from the expert's weights."""
-        expert = self.expert(**(model or {}))
-        settings = self._settings(objective, steps, model or {})
+        """An Imputer on the expert's alignments, of the main tables' length unless told otherwise.
+
+        ``model`` changes its network and not the expert's.
+        """
+        topology = {"merge_repeats": True} if merge_repeats else {}
+        expert = self.expert(**topology)
+        settings = self._settings(objective, steps or self.dataset.main_steps, topology | dict(model or {}))
         settings = replace(
             settings,
             rollin=replace(settings.rollin, **rollin),
@@ -196,16 +201,7 @@ class Trainings:
         )
         return self._trained(settings, expert if from_expert else None, expert)
 
-    def main(self, objective: Literal["imitation", "dynamic_programming"] = "dynamic_programming") -> Trained:
-        """The Imputer of the main tables, from scratch."""
-        return self.imputer(objective, self.main_steps)
-
-    @property
-    def main_steps(self) -> int:
-        """Of an Imputer of the main tables, from scratch."""
-        return self.dataset.expert_steps + self.dataset.imputer_steps
-
-    def _settings(self, objective: Any, steps: int, model: dict[str, Any]) -> configs.Config:
+    def _settings(self, objective: Objective, steps: int, model: dict[str, Any]) -> configs.Config:
         base = self.dataset.settings
         data = replace(base.data, train=(str(self.dataset.train),), valid=(str(self.dataset.valid),))
         made = replace(
@@ -226,19 +222,16 @@ class Trainings:
         trained = Trained(self.runs / name, settings.training.steps + (start.steps if start else 0), start)
         self.used[trained.folder] = trained
         if not (trained.model / models.CONFIG).is_file():
-            tokenizer = self._tokenizer(settings)
-            settings = replace(
+            say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
+            store = aligned(expert, self.dataset) if expert else ""
+            placed = replace(
                 settings,
-                vocabulary=replace(settings.vocabulary, tokenizer=str(tokenizer)),
-                rollin=replace(
-                    settings.rollin, alignments=str(aligned(expert, self.dataset)) if expert else ""
-                ),
+                vocabulary=replace(settings.vocabulary, tokenizer=str(self._tokenizer(settings))),
+                rollin=replace(settings.rollin, alignments=str(store)),
                 training=replace(settings.training, start_from=str(start.model) if start else ""),
             )
-            say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
-            with timed(trained.folder / "seconds"):
-                training.train(settings, trained.folder)
-            (trained.folder / "processor").write_text(report.processor() + "\n")
+            with recorded(trained.folder / "provenance.json", settings, self.dataset):
+                training.train(placed, trained.folder)
             shutil.rmtree(
                 trained.folder / "checkpoints", ignore_errors=True
             )  # most of the disk, no longer needed
@@ -247,7 +240,7 @@ class Trainings:
     def _tokenizer(self, settings: configs.Config) -> Path:
         """One vocabulary for all trainings on a data set."""
         wanted = settings.vocabulary
-        content = _digest([manifest_digest(self.dataset.train), wanted.units, wanted.size])
+        content = provenance.digest([provenance.manifest(self.dataset.train), wanted.units, wanted.size])
         path = self.runs / f"{self.dataset.name}-{content}.tokenizer"
         if not path.is_file():
             texts = [utterance.text for utterance in Manifest(self.dataset.train)]
@@ -259,41 +252,60 @@ class Trainings:
 Maker = Callable[[Trainings], Trained]
 
 
+def dp(steps: int = 0, **options: Any) -> Maker:
+    """How to make an Imputer by dynamic programming, with the options of ``Trainings.imputer``."""
+    return lambda t: t.imputer("dynamic_programming", steps, **options)
+
+
+def variant(**options: Any) -> Maker:
+    """The main tables' DP but for these options, stopped early: to be compared with other variants only."""
+    return lambda t: t.imputer(
+        "dynamic_programming", t.dataset.analysis_steps, schedule_steps=t.dataset.main_steps, **options
+    )
+
+
 def run_name(
     settings: configs.Config, dataset: DataSet, start: Trained | None, expert: Trained | None
 ) -> str:
-    """A name for everything that determines a training, and nothing else.
+    """A name for everything that determines a training, and nothing else: settings, data, models it uses, and code.
 
     Only settings that differ from their defaults count, so that a new one does not rename old runs.
     """
-    plain = configs.Config()
-    changed = {
-        f"{section}.{key}": value
-        for section in vars(settings)
-        for key, value in configs.vars_of(getattr(settings, section)).items()
-        if value != configs.vars_of(getattr(plain, section))[key]
-    }
-    for name in (*PLACES, *training.CHANGEABLE):
+    changed = provenance.changed(settings)
+    for name in training.CHANGEABLE:
         changed.pop(name, None)
     if settings.training.objective == "ctc":
         changed = {name: value for name, value in changed.items() if not name.startswith("rollin.")}
     content = [
         sorted(changed.items()),
-        manifest_digest(dataset.train),
+        provenance.manifest(dataset.train),
         start.folder.name if start else "",
         expert.folder.name if expert else "",
+        provenance.code(provenance.TRAINING),
     ]
     kind = {"ctc": "ctc", "imitation": "im", "dynamic_programming": "dp"}[settings.training.objective]
-    return f"{dataset.name}-{kind}-{settings.training.steps}-{_digest(content)}"
+    return f"{dataset.name}-{kind}-{settings.training.steps}-{provenance.digest(content)}"
 
 
-def manifest_digest(path: Path) -> str:
-    """What a manifest says, wherever its audio lies."""
-    return _digest([[u.id, round(u.duration, 3), u.text] for u in Manifest(path)])
-
-
-def _digest(content: Any) -> str:
-    return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=5).hexdigest()
+@contextlib.contextmanager
+def recorded(path: Path, settings: configs.Config, dataset: DataSet) -> Iterator[None]:
+    """Write down how a training was made; the seconds of an interrupted one are added up."""
+    started = time.monotonic()
+    before = json.loads(path.read_text())["seconds"] if path.is_file() else 0.0
+    try:
+        yield
+    finally:
+        commit, dirty = provenance.checkout()
+        content = {
+            "settings": provenance.changed(settings, dataset.settings),
+            "seconds": round(before + time.monotonic() - started, 1),
+            "processor": provenance.processor(),
+            "commit": commit,
+            "dirty": dirty,
+            "code": provenance.code(provenance.TRAINING),
+        }
+        with atomic_files.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content))
 
 
 def aligned(expert: Trained, dataset: DataSet) -> Path:
@@ -313,14 +325,16 @@ def aligned(expert: Trained, dataset: DataSet) -> Path:
     return store
 
 
-# --- decoding and scoring
+# --- decoding
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was recognised of one utterance."""
+    """One utterance decoded: text, tokens, those of the reference, passes."""
 
     text: str
+    tokens: list[int]
+    reference: list[int]
     passes: int
 
 
@@ -328,32 +342,32 @@ def transcribed(
     trained: Trained, dataset: DataSet, utterances: Sequence[Utterance], ways: Sequence[Options]
 ) -> dict[Options, list[Hypothesis]]:
     """Decode utterances in every way; each way is kept in the run folder, so that it is done once."""
-    content = _digest([[u.id, u.text] for u in utterances])
-    paths = {way: trained.folder / "heard" / f"{content}-{way.name}.json" for way in ways}
-    missing = [way for way in ways if not paths[way].is_file()]
+    content = provenance.digest([[[u.id, u.text] for u in utterances], provenance.code(provenance.DECODING)])
+    paths = {one: trained.folder / "decoded" / f"{content}-{one.name}.json" for one in ways}
+    missing = [one for one in ways if not paths[one].is_file()]
     if missing:
-        names = ", ".join(way.name for way in missing)
-        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {names}")
+        named = ", ".join(one.name for one in missing)
+        say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {named}")
         network, vocabulary = models.load(trained.model)
+        references = [vocabulary.encode(u.text) for u in utterances]
         extract = network.front_end.reader(dataset.settings.data, NO_AUGMENTATION, utterances)
         batches = list(encoded(network, utterances, extract, dataset.settings.data.batch_seconds))
-        total = len(batches) * sum(way.passes(network) for way in missing)
+        total = len(batches) * sum(one.passes(network) for one in missing)
         with progress.bar("decoding", total, unit="passes") as advance:
-            for way in missing:
+            for one in missing:
                 found: dict[int, Hypothesis] = {}
-                for indices, acoustic, lengths in batches:
-                    for place, result in zip(
-                        indices, decoding.decode(network, acoustic, lengths, way), strict=True
-                    ):
-                        if isinstance(result, ImputerError):
-                            raise ImputerError(f"{utterances[place].id}: {result}")
-                        text = vocabulary.decode(result.tokens(network))
-                        found[place] = Hypothesis(text, result.passes)
-                    advance(way.passes(network), way.name)
-                with atomic_files.replacing(paths[way]) as temporary:
-                    ordered = [dataclasses.asdict(found[i]) for i in range(len(utterances))]
-                    temporary.write_text(json.dumps(ordered))
-    return {way: [Hypothesis(**one) for one in json.loads(path.read_text())] for way, path in paths.items()}
+                for places, acoustic, lengths in batches:
+                    items = decoding.decode(network, acoustic, lengths, one)
+                    for place, item in zip(places, items, strict=True):
+                        if isinstance(item, ImputerError):
+                            raise ImputerError(f"{utterances[place].id}: {item}")
+                        tokens = item.tokens(network)
+                        text = vocabulary.decode(tokens)
+                        found[place] = Hypothesis(text, tokens, references[place], item.passes)
+                    advance(one.passes(network), one.name)
+                with atomic_files.replacing(paths[one]) as temporary:
+                    temporary.write_text(json.dumps([asdict(found[i]) for i in range(len(utterances))]))
+    return {one: [Hypothesis(**each) for each in json.loads(path.read_text())] for one, path in paths.items()}
 
 
 def encoded(
@@ -367,31 +381,10 @@ def encoded(
     lengths = [network.front_end.feature_frames(u.duration) for u in utterances]
     budget = network.front_end.feature_frames(batch_seconds)
     plan = batching.plan_epoch(lengths, frame_budget=budget, seed=0, epoch=0)
-    for batch in progress.track(batching.batches(dataset, plan), "listening", len(plan)):
+    for batch in progress.track(batching.batches(dataset, plan), "encoding", len(plan)):
         with torch.inference_mode():
             acoustic, frame_lengths = network.encode(batch.features, batch.feature_lengths)
         yield batch.indices, acoustic[:, : int(frame_lengths.max())], frame_lengths
-
-
-def _pooled(
-    options: Options, utterances: Sequence[Utterance], seeds: Sequence[Sequence[Hypothesis]]
-) -> Score:
-    """Scores of all seeds as one: an utterance's errors are summed over them, and utterances are resampled."""
-    words = [[scoring.word_errors(u.text, h.text) for u, h in zip(utterances, s, strict=True)] for s in seeds]
-    characters = [
-        [scoring.character_errors(u.text, h.text) for u, h in zip(utterances, s, strict=True)] for s in seeds
-    ]
-    passes = [one.passes for seed in seeds for one in seed]
-    return Score(
-        options,
-        [scoring.total(errors) for errors in zip(*words, strict=True)],
-        [scoring.total(errors) for errors in zip(*characters, strict=True)],
-        sum(passes) / len(passes),
-        [scoring.total(seed).rate for seed in words],
-    )
-
-
-# --- what happened while training
 
 
 def curve(trained: Trained) -> list[dict[str, float]]:
@@ -400,18 +393,6 @@ def curve(trained: Trained) -> list[dict[str, float]]:
     offset = trained.start.steps if trained.start else 0
     lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     return before + [{"step": offset + line["step"], **line["valid"]} for line in lines if "valid" in line]
-
-
-@contextlib.contextmanager
-def timed(path: Path) -> Iterator[None]:
-    """Add the seconds spent inside to those in the file, also when stopped by a signal."""
-    started = time.monotonic()
-    before = float(path.read_text()) if path.is_file() else 0.0
-    try:
-        yield
-    finally:
-        with atomic_files.replacing(path) as temporary:
-            temporary.write_text(f"{before + time.monotonic() - started:.1f}")
 
 
 def say(line: str) -> None:

@@ -1,0 +1,89 @@
+"""The English models: CTC of the whole budget against DP at a low error rate, in both topologies.
+
+The models are trained elsewhere (`imputer train`, hours on a machine of their own) and given as run folders:
+`imputer reproduce english --models DIR`, where DIR holds some of ctc, dp, ctc-merging, dp-merging, each with a folder
+model. With `--lm FILE` the errors that a language model would fix are counted as well. The same comparison, trained by
+this program at a smaller size, is `imputer reproduce topology --on english`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from imputer import configs, models
+from imputer.errors import UsageError
+from imputer.research import plots, provenance
+from imputer.research.claims import Claim, expects, judged
+from imputer.research.comparison import CTC, DP, PASSES, at
+from imputer.research.results import Result
+from imputer.research.topology import MERGING, PLAIN
+from imputer.research.trainings import Lab, Trained, way
+
+TITLE = "English at a low error rate"
+QUESTION = (
+    "Does DP beat CTC of the same budget at a low error rate, without a language model, in both topologies?"
+)
+DATASET = "libri"
+FOLDERS = {"": PLAIN, "-merging": MERGING}
+
+
+def run(lab: Lab) -> dict[str, Any]:
+    """Decode every model that is there; CTC in one pass, DP in 1 to 16."""
+    found = {
+        (kind, ending): lab.models / f"{kind}{ending}"
+        for ending in FOLDERS
+        for kind in ("ctc", "dp")
+        if lab.models and (lab.models / f"{kind}{ending}" / "model" / models.CONFIG).is_file()
+    }
+    if not found:
+        raise UsageError(
+            "english needs --models DIR with run folders ctc and dp (and ctc-merging, dp-merging) in it"
+        )
+    rows, trained = [], {}
+    for (kind, ending), folder in found.items():
+        model, name = Trained(folder, 0), FOLDERS[ending]
+        trained[folder.name] = described(folder)
+        ways = (
+            {f"{CTC}, {name}": way(1)} if kind == "ctc" else {at(f"{DP}, {name}", n): way(n) for n in PASSES}
+        )
+        rows += lab.rows(lambda _, model=model: model, ways)  # type: ignore[misc]
+    names = {row["name"] for row in rows}
+    pairs = [
+        (first, at(f"{DP}, {name}", 8))
+        for name in FOLDERS.values()
+        for first in (f"{CTC}, {name}", at(f"{DP}, {name}", 1))
+    ]
+    return {"rows": rows, "pairs": [pair for pair in pairs if set(pair) <= names], "models": trained}
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a model folder says of itself: a fingerprint of its weights, its settings."""
+    weights = provenance.digest((folder / "model" / models.WEIGHTS).read_bytes().hex())
+    settings = configs.read_toml(folder / "model" / models.CONFIG)
+    return {"weights": weights, "settings": settings}
+
+
+def text(result: Result) -> str:
+    """What the rows are, and how much a language model would fix."""
+    lines = ["Without a language model."]
+    for name, row in result.rows.items():
+        if "fixable" in row:
+            share = sum(map(sum, row["fixable"])) / max(1, sum(map(sum, row["words"])))
+            lines.append(f"{name}: a language model would fix {100 * share:.0f} % of the word errors.")
+    return " ".join(lines)
+
+
+def claims(result: Result) -> list[Claim]:
+    """The main claim in each topology that is there."""
+    found = []
+    for first, second in result.pairs:
+        if first.startswith(CTC):
+            beats = result.difference(first, second)
+            text = f"DP at 8 passes has a lower WER than CTC, {first.removeprefix(f'{CTC}, ')}"
+            found.append(judged(text, "13 to 16 % lower", beats, expects(beats, -1)))
+    return found
+
+
+def draw(result: Result, path: Path) -> None:
+    """WER by passes, and where the errors go."""
+    groups = [(name, [at(f"{DP}, {name}", n) for n in PASSES]) for name in FOLDERS.values()]
+    plots.save(path, [plots.by_passes(result), *plots.kinds(result, groups)])

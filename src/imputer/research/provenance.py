@@ -1,0 +1,139 @@
+"""Where figures come from: code, command, configuration, data, processor, packages and time, for a program to check."""
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import imputer
+from imputer import configs
+from imputer.data.manifest import Manifest
+
+PACKAGE = Path(imputer.__file__).parent
+# The code that determines what a training makes of its settings and data, and what decoding makes of a model.
+NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "data")
+OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
+TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
+DECODING = (*NETWORK, "alignments.py", "decoding.py")
+# Files of these folders that change no outcome: they find recordings, keep checkpoints, and measure on the side.
+ASIDE = {"data/recordings.py", "training/checkpoints.py", "training/run_folder.py", "training/validating.py"}
+PACKAGES = ("torch", "numpy", "numba", "sentencepiece", "soundfile", "soxr", "rapidfuzz", "moonshine-voice")
+# Settings that say where something is; the content takes their place.
+PLACES = (
+    *("data.train", "data.valid", "data.frames_cache", "vocabulary.tokenizer"),
+    *("rollin.alignments", "training.start_from"),
+)
+
+
+def record(command: str, seeds: Iterable[int]) -> dict[str, Any]:
+    """What is known of this run, whatever it does."""
+    commit, dirty = checkout()
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "command": command,
+        "seeds": list(seeds),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "packages": packages(),
+    }
+
+
+def checkout() -> tuple[str, bool]:
+    """The commit of the checkout that this code runs from, and whether files of the package differ from it.
+
+    An installed package has no checkout: the commit is then empty, and ``code`` says what ran.
+    """
+    commit = _git("rev-parse", "HEAD")
+    return commit, bool(commit and _git("status", "--porcelain", "--", "."))
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=PACKAGE, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if not done.returncode else ""
+
+
+def processor() -> str:
+    """The name that the processor gives itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def packages() -> dict[str, str]:
+    """The versions of Python, of this package and of those that its figures depend on."""
+    found = {"python": platform.python_version(), "imputer": imputer.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# --- fingerprints
+
+
+def digest(content: Any) -> str:
+    """A short name for plain values."""
+    return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=5).hexdigest()
+
+
+@cache
+def manifest(path: Path) -> str:
+    """A fingerprint of what a manifest says, wherever its audio lies."""
+    return digest([[u.id, round(u.duration, 3), u.text] for u in Manifest(path)])
+
+
+@cache
+def code(places: tuple[str, ...], root: Path = PACKAGE) -> str:
+    """A fingerprint of source files, by folder or name; comments, docstrings and layout do not count."""
+    files = sorted(
+        file
+        for place in places
+        for file in ([root / place] if place.endswith(".py") else (root / place).rglob("*.py"))
+        if file.is_file() and str(file.relative_to(root)) not in ASIDE
+    )
+    return digest(
+        [[str(file.relative_to(root)), statements(file.read_text(encoding="utf-8"))] for file in files]
+    )
+
+
+def statements(source: str) -> str:
+    """Python source without what does not run."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def changed(settings: configs.Config, base: configs.Config | None = None) -> dict[str, Any]:
+    """The settings that differ from their defaults, or from another configuration, by name; places are left out."""
+    base = base or configs.Config()
+    return {
+        f"{section}.{key}": value
+        for section in vars(settings)
+        for key, value in configs.vars_of(getattr(settings, section)).items()
+        if value != configs.vars_of(getattr(base, section))[key] and f"{section}.{key}" not in PLACES
+    }
