@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -305,6 +306,31 @@ def test_a_text_without_a_sentence_is_an_error(tmp_path, monkeypatch, content):
         made(tmp_path / "none.txt", tmp_path / "audio")
     with pytest.raises(UsageError, match="hours"):
         made(path, tmp_path / "audio", hours=0)
+
+
+@needs_engine
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frames_are_cached_as_speech_is_made(tmp_path, text, workers):
+    moonshine = pytest.importorskip("imputer.frontends.moonshine")
+    pytest.importorskip("moonshine_voice")
+    from imputer.data.frames_cache import FramesCache
+
+    def run(hours):
+        options = {"hours": hours, "seed": 3, "workers": workers, "frames_cache": str(tmp_path / "frames")}
+        found = synthetic.speech(text, tmp_path / "part-audio", **options)
+        return [item.utterance for item in found if isinstance(item, Found)]
+
+    run(0.001)
+    utterances = run(0.004)  # resumes
+    cache = FramesCache(tmp_path / "frames", moonshine.MoonshineEncoder())
+    assert len(cache) == len(utterances) > 1
+    frames = cache.get(utterances[-1])
+    samples = audio.read(utterances[-1].audio_filepath)
+    direct = moonshine.MoonshineEncoder().extract(torch.from_numpy(samples))
+    assert torch.corrcoef(torch.stack([frames.flatten(), direct.flatten()]))[0, 1] > 0.999
+    (tmp_path / "frames" / "index.sqlite").unlink()
+    run(0.004)  # audio without frames: they are made again
+    assert len(FramesCache(tmp_path / "frames", moonshine.MoonshineEncoder())) == len(utterances)
 
 
 @needs_engine

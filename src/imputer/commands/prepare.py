@@ -33,6 +33,7 @@ def prepare(
     valid_speakers: Annotated[str, Parameter(group="digits")] = "",
     test_speakers: Annotated[str, Parameter(group="digits")] = "",
     hours: Annotated[float, Parameter(group="synthetic")] = 1.0,
+    frames_cache: Annotated[str, Parameter(group="synthetic")] = "",
     inspect: Path | None = None,
     root: Path | None = None,
 ) -> None:
@@ -82,6 +83,8 @@ def prepare(
         Speakers for test by name, separated by commas; "all" makes a set to test on only.
     hours
         Hours of speech to make; SOURCE is then a text file, one sentence per line.
+    frames_cache
+        Also encode the speech as it is made: a folder for the frames of the Moonshine encoder (data.frames_cache).
     inspect
         Only print a summary of a manifest and a histogram of its lengths.
     root
@@ -119,6 +122,7 @@ def prepare(
         valid_speakers=_names(valid_speakers),
         test_speakers=_names(test_speakers),
         hours=hours,
+        frames_cache=frames_cache,
     )
     count = len
     if tokenizer is not None:

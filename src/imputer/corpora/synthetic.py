@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from imputer import audio
 from imputer.audio.alteration import recorded, warped
 from imputer.corpora.common import Dropped, Found, Options
 from imputer.corpora.engines import SAMPLE_RATE, Delivery, Voice, installed_voices, say
+from imputer.data.frames_cache import Encoder, FramesCache, packed_frames
 from imputer.data.manifest import Utterance
 from imputer.data.text import Unspeakable, read_lines, spell, transcript
 from imputer.errors import ImputerError, UsageError
@@ -108,13 +110,23 @@ def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
         hours=options.hours,
         seed=options.seed,
         workers=options.workers,
+        frames_cache=options.frames_cache,
     )
 
 
 def speech(
-    source: Path, audio_folder: Path, *, hours: float, seed: int = 0, workers: int = 1
+    source: Path,
+    audio_folder: Path,
+    *,
+    hours: float,
+    seed: int = 0,
+    workers: int = 1,
+    frames_cache: str = "",
 ) -> Iterator[Found | Dropped]:
-    """Utterances of ``hours`` in all and what cannot be said; text that runs out is said again by other voices."""
+    """Utterances of ``hours`` in all and what cannot be said; text that runs out is said again by other voices.
+
+    With ``frames_cache`` the worker that makes an utterance also encodes it.
+    """
     if not hours > 0:
         raise UsageError(f"hours must be more than 0, not {hours}")
     sentences, drops = read_sentences(source)
@@ -123,7 +135,20 @@ def speech(
     if not sentences:
         raise ImputerError(f"{source}: no sentence in it can be said")
     _claim(audio_folder, sentences, seed, voices)
-    make = partial(_make, folder=audio_folder, seed=seed, voices=voices)
+    with _encoding(frames_cache) as (encoder, keep):
+        make = partial(_make, folder=audio_folder, seed=seed, voices=voices, encoder=encoder)
+        yield from _speech(make, keep, sentences, audio_folder, hours, seed, workers)
+
+
+def _speech(
+    make: Callable[[int, list[str]], "Made"],
+    keep: Callable[[Utterance, np.ndarray | None], None],
+    sentences: list[str],
+    audio_folder: Path,
+    hours: float,
+    seed: int,
+    workers: int,
+) -> Iterator[Found | Dropped]:
     work = ((number, [sentences[i] for i in taken]) for number, taken in enumerate(plan(sentences, seed)))
     name = audio_folder.name.removesuffix("-audio")
     seconds, failed = 0.0, 0
@@ -134,9 +159,11 @@ def speech(
             if failed >= MOST_FAILURES and not seconds:
                 raise ImputerError(f"no speech engine works; lastly: {made}")
             continue
-        path, duration, speaker = made
+        path, duration, speaker, rows = made
         text = " ".join(map(transcript, spoken))
-        yield Found(Utterance(f"{name}-{number:06d}", str(path), duration, text, speaker))
+        utterance = Utterance(f"{name}-{number:06d}", str(path), duration, text, speaker)
+        keep(utterance, rows)
+        yield Found(utterance)
         seconds += duration
         if seconds >= 3600 * hours:
             return
@@ -177,21 +204,61 @@ def _claim(folder: Path, sentences: list[str], seed: int, voices: list[Voice]) -
         temporary.write_text(json.dumps(mine) + "\n")
 
 
-Made = tuple[Path, float, str] | str  # file, seconds and speaker, or why there is none
+# File, seconds, speaker and packed frames (None without an encoder or if the file was there), or why there is none.
+Made = tuple[Path, float, str, np.ndarray | None] | str
 
 
-def _make(number: int, spoken: list[str], *, folder: Path, seed: int, voices: list[Voice]) -> Made:
+@contextmanager
+def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance, np.ndarray | None], None]]]:
+    """The encoder whose frames ``folder`` caches, and a function that keeps those of an utterance; or nothing."""
+    if not folder:
+        yield None, lambda utterance, rows: None
+        return
+    from imputer.frontends.moonshine import MoonshineEncoder
+
+    cache = FramesCache(folder, encoder := MoonshineEncoder())
+    with cache.adding() as add:
+
+        def keep(utterance: Utterance, rows: np.ndarray | str | None) -> None:
+            if (
+                rows is None and utterance not in cache
+            ):  # an interrupted run left the audio without its frames
+                rows = packed_frames(utterance, encoder)
+            if isinstance(rows, str):
+                raise ImputerError(f"{utterance.id}: {rows}")
+            if rows is not None:
+                add(utterance, rows)
+
+        yield encoder, keep
+
+
+def _make(
+    number: int,
+    spoken: list[str],
+    *,
+    folder: Path,
+    seed: int,
+    voices: list[Voice],
+    encoder: Encoder | None = None,
+) -> Made:
     """Utterance ``number``: made, or found made already."""
     generator = np.random.default_rng([seed, number, 1])
     voice = choose(voices, generator)
     path = folder / f"{number // FILES_A_FOLDER:03d}" / f"{number:06d}.ogg"
+    rows: np.ndarray | None = None
     if not path.exists():
         try:
             samples = utter(spoken, voice, generator)
         except Unspeakable as reason:
             return str(reason)
         audio.write(path, samples, SAMPLE_RATE)
-    return path, audio.info(path).seconds, f"{voice.engine}-{voice.name}"
+        if encoder is not None:
+            made = Utterance(str(number), str(path), audio.info(path).seconds, "")
+            encoded = packed_frames(made, encoder)
+            if isinstance(encoded, str):
+                return encoded
+            rows = encoded
+    return path, audio.info(path).seconds, f"{voice.engine}-{voice.name}", rows
 
 
 def _each(
