@@ -1,5 +1,7 @@
 """Both implementations of the lattice against enumeration, and against each other where that is too slow."""
 
+import importlib.util
+import io
 import math
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 import oracle
 from imputer import lattice, masking
 from imputer.alignments import collapse, compatible_count, state_path
+from imputer.lattice import compilation
 
 IMPLEMENTATIONS = ("kernel", "tensors")
 TOKENS = 4
@@ -645,3 +648,25 @@ def test_compiled_code_is_not_reused_after_a_change_in_another_file(tmp_path):
     arguments = package / "lattice" / "arguments.py"
     arguments.write_text(arguments.read_text().replace("MASKED = -1", "MASKED = -2"))
     assert runs_found() == 1
+
+
+def test_a_person_is_told_what_the_first_call_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    source = tmp_path / "increment.py"
+    source.write_text("def increment(x):\n    return x + 1\n")
+    spec = importlib.util.spec_from_file_location("increment", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    compilation._announce.cache_clear()
+    said = []
+    for _ in range(2):  # the second is found in the cache
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        assert compilation.entry(module.increment)(1) == 2
+        said.append(sys.stderr.getvalue())
+        compilation._announce.cache_clear()
+    assert "compiling" in said[0] and said[1] == ""

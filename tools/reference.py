@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from imputer import configs
+from imputer.commands import program
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -31,7 +32,24 @@ def section_table(kind: type) -> list[str]:
     return ["| key | default | takes | what it does |", "|---|---|---|---|", *rows]
 
 
-PAGES = {"configuration.md": configuration}
+def commands(page: str) -> str:
+    """docs/commands.md: the help of every command."""
+    for name in program.COMMANDS:
+        program.app[name].help = None  # the whole docstring, not the line of the list
+    written = program.app.generate_docs(output_format="markdown", recursive=True).replace(
+        "```console", "```text"
+    )
+    parts = written.split("\n## imputer ")
+    wanted = [part for part in parts if part.split("\n", 1)[0] in program.COMMANDS]
+    return COMMANDS + "".join(f"\n## imputer {part.strip()}\n" for part in wanted)
+
+
+COMMANDS = """# Commands
+
+What `imputer COMMAND --help` prints. `imputer --install-completion` lets your shell complete commands and options.
+Errors are one line on standard error; the exit code is 1 for bad data and 2 for a bad command line.
+"""
+PAGES = {"configuration.md": configuration, "commands.md": commands}
 
 
 def main() -> None:

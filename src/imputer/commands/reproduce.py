@@ -25,6 +25,10 @@ def reproduce(
 ) -> None:
     """Regenerate the paper's tables and figures: train what they need, decode, and write results and a report.
 
+    - imputer reproduce --list
+    - imputer reproduce table2
+    - imputer reproduce --all --quick
+
     Trainings are shared between experiments. An interrupted one resumes when the same command is given again.
     RESULTS.md is written beside the folder of results, a page for every experiment into docs/results.
 

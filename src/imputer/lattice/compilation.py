@@ -4,7 +4,9 @@ Only the checks and the layout of runs (``arguments``, ``runs``, ``plan``) need 
 implementation uses them. ``weights``, ``scores``, ``steps``, ``sums`` and ``paths`` are the compiled implementation.
 """
 
+import functools
 import hashlib
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +47,13 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+@functools.cache
+def _announce() -> None:
+    """Say once, to a person at a terminal, what the first call waits for."""
+    if sys.stderr.isatty():
+        print("imputer: compiling the lattice for this machine, once, in about 15 s ...", file=sys.stderr)
+
+
 def _package_cache() -> type:
     """numba's cache, keyed by the sources of this package: numba itself checks only the function's own file."""
     sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -53,5 +62,11 @@ def _package_cache() -> type:
     class PackageCache(FunctionCache):
         def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
             return (*super()._index_key(sig, codegen), fingerprint)
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = super().load_overload(sig, target_context)
+            if found is None:
+                _announce()
+            return found
 
     return PackageCache
