@@ -2,7 +2,10 @@
 
 import json
 import resource
+import shutil
 import subprocess
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from imputer import alignments, models, rollin
+from imputer import alignments, rollin
 from imputer.aligner import recording as aligner
+from imputer.aligner import written_text
 from imputer.data import manifest
 from imputer.data.manifest import Manifest, Utterance
+from imputer.data.recordings import open_recording
 from imputer.errors import ImputerError
+from imputer.recognizer import Recognizer
+from imputer.transcripts import Word
+from imputer.vocabulary import Vocabulary
 from trainings import imputer
 
 
@@ -64,23 +72,112 @@ def test_every_format_names_every_word(utterance: Utterance, expert: Path, tmp_p
         *("--format", form, "--output", str(path)),
     )
     written = path.read_text()
-    assert all(word in written for word in utterance.text.split())
+    assert all(word in written for word in f"{utterance.text.upper()}.".split())
 
 
 def test_windows_give_the_posteriors_of_the_whole(utterance: Utterance, expert: Path) -> None:
     """Where the context covers what the network can see of the edges, windows differ little from one piece."""
-    network, _ = models.load(expert)
+    recognizer = Recognizer.from_pretrained(expert)
     samples, _ = soundfile.read(utterance.audio_filepath, dtype="float32")
-    sound = torch.from_numpy(np.tile(samples, 4))
-
-    def read(start: int, stop: int) -> torch.Tensor:
-        assert 0 <= start < stop <= len(sound)  # a file has no more
-        return sound[start:stop]
-
-    whole = aligner.posteriors(network, read, len(sound), window_seconds=1000)
-    pieces = aligner.posteriors(network, read, len(sound), window_seconds=1.0, context_seconds=1.0)
+    with ExitStack() as stack:
+        sound = open_recording(np.tile(samples, 4), stack, None, recognizer.sample_rate)
+    whole = aligner.posteriors(recognizer, sound, window=1000.0)
+    pieces = aligner.posteriors(recognizer, sound, window=3.0, overlap=2.0)
     assert pieces.shape == whole.shape
     assert (pieces.argmax(-1) == whole.argmax(-1)).float().mean() > 0.9
+
+
+def test_a_recording_is_aligned_in_the_windows_of_its_model(utterance: Utterance, expert: Path) -> None:
+    recognizer = Recognizer.from_pretrained(expert)
+    settings = replace(recognizer.model.settings, window_seconds=2.0)
+    lengths: list[float] = []
+    samples, _ = soundfile.read(utterance.audio_filepath, dtype="float32")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(recognizer.model, "settings", settings)
+        sound = open_recording(np.tile(samples, 3), stack, None, recognizer.sample_rate)
+        read = sound.samples
+        watched = replace(sound, samples=lambda *span: lengths.append(span[1]) or read(*span))
+        found = aligner.posteriors(recognizer, watched)
+    assert max(lengths) <= 2.0 and len(lengths) > 1
+    assert len(found) == pytest.approx(sound.seconds / recognizer.frame_seconds, abs=1)
+
+
+def test_the_text_comes_back_as_it_was_written(utterance: Utterance, expert: Path, tmp_path: Path) -> None:
+    words = utterance.text.split()
+    text = f'— "{words[0].upper()},"  § {" ".join(words[1:-1])}\n({words[-1].capitalize()}!) …'
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    rest = ("align", utterance.audio_filepath, str(tmp_path / "text.txt"), "--model", str(expert))
+    found = json.loads(imputer(*rest).stdout)
+    assert found["text"] == " ".join(text.split())
+    assert [word["text"] for word in found["words"]] == [
+        f'— "{words[0].upper()}," §',
+        *words[1:-1],
+        f"({words[-1].capitalize()}!) …",
+    ]
+    plain = json.loads(aligned(utterance, expert))
+    assert [word["start"] for word in found["words"]] == [word["start"] for word in plain["words"]]
+    for form in ("srt", "vtt", "textgrid", "ctm"):
+        written = imputer(*rest, "--format", form).stdout
+        assert words[0].upper() in written and f"{words[-1].capitalize()}!" in written
+    line = imputer(*rest, "--format", "ctm").stdout.splitlines()[0].split()
+    assert len(line) == 6 and line[4] == f'—_"{words[0].upper()},"_§'
+
+
+def test_numbers_and_titles_are_read_as_they_are_said() -> None:
+    vocabulary = Vocabulary.train(
+        ["the quick brown fox jumps over a lazy dog mister twenty first's"] * 20, size=60
+    )
+    found = written_text.read("Mr. Fox (21st!) paid 7.50€ for Æ — café", vocabulary)
+    assert found.words == ["Mr.", "Fox", "(21st!)", "paid", "7.50€", "for", "Æ", "—", "café"]
+    assert found.readings == [
+        ["mister"],
+        ["fox"],
+        ["twenty", "first"],
+        ["paid"],
+        [],
+        ["for"],
+        [],
+        [],
+        ["cafe"],
+    ]
+    times = [Word(word, n, n + 0.5, 1 - n / 10) for n, word in enumerate(found.readable.split())]
+    assert [(word.text, word.start, word.end) for word in found.timed(times)] == [
+        ("Mr.", 0, 0.5),
+        ("Fox", 1, 1.5),
+        ("(21st!)", 2, 3.5),
+        ("paid 7.50€", 4, 4.5),
+        ("for Æ —", 5, 5.5),
+        ("café", 6, 6.5),
+    ]
+
+
+def test_a_folder_and_a_table_give_one_file_for_each_recording(
+    corpus: str, expert: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    few = sorted(Manifest(corpus), key=lambda utterance: utterance.duration)[-2:]
+    for name, utterance in zip("ab", few, strict=True):
+        shutil.copy(utterance.audio_filepath, source / f"{name}{Path(utterance.audio_filepath).suffix}")
+        (source / f"{name}.txt").write_text(utterance.text.upper() + "!")
+    (source / "broken.wav").write_bytes(b"RIFF")
+    (source / "broken.txt").write_text("abc")
+    rest = ("--model", str(expert), "--device", "cpu", "--format", "srt", "-o")
+    said = imputer("align", str(source), *rest, str(tmp_path / "out"), check=False)
+    assert said.returncode == 1 and "broken.wav" in said.stderr and "Traceback" not in said.stderr
+    assert "2 of 3 recordings aligned" in said.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.srt", "b.srt"]
+    for name, utterance in zip("ab", few, strict=True):
+        cues = (tmp_path / "out" / f"{name}.srt").read_text().replace("\n", " ")
+        assert all(word in cues for word in (utterance.text.upper() + "!").split())
+    table = tmp_path / "table.csv"
+    endings = [Path(utterance.audio_filepath).suffix for utterance in few]
+    rows = [f'in/{name}{end},"{u.text}."' for name, end, u in zip("ab", endings, few, strict=True)]
+    table.write_text("\n".join(["file,text", *rows]))
+    imputer("align", str(table), "--model", str(expert), "-o", str(tmp_path / "times"))
+    assert len(list((tmp_path / "times").glob("*.json"))) == 2
+    said = imputer("align", str(source), "--model", str(expert), check=False)
+    assert said.returncode == 2 and "--output FOLDER" in said.stderr
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -115,8 +212,8 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         (["no.wav", "--text", "abc"], 2, "no.wav: no such file"),
         (["AUDIO"], 2, "give a recording and its text"),
         (["AUDIO", "no.txt"], 2, "cannot read the text no.txt"),
-        (["AUDIO", "--text", "..."], 2, "the text is empty"),
-        (["AUDIO", "--text", "xyz"], 1, "x"),
+        (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
+        (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
         (["AUDIO", "--text", "abcdefgh " * 40], 1, "tokens, but the recording holds only"),
         (["AUDIO", "--text", "abc", "-o", "AUDIO/x.json"], 2, "is no folder"),
         (["--manifest", "m.jsonl"], 2, "--manifest and --store together"),

@@ -2,7 +2,6 @@
 
 import builtins
 import itertools
-import json
 import re
 from collections import Counter
 
@@ -97,32 +96,11 @@ def test_error_rates_by_block_size(tmp_path):
     drawings.save(axes.figure, tmp_path / "w.png")
 
 
-def test_training_curves(tmp_path):
-    lines = [{"step": s, "loss": 5 - s / 100} for s in range(0, 200, 20)]
-    lines += [{"step": s, "valid": {"wer_1": 0.5, "wer_16": 0.4, "cer_1": 0.2}} for s in (100, 200)]
-    lines += [{"step": 60, "skipped": ["x"], "loss": "nan"}]
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3, "lo')
-    losses, errors = drawings.training_curves({"dp": run}).axes
-    assert list(losses.lines[0].get_xdata()) == list(range(0, 200, 20))
-    assert [t.get_text() for t in errors.get_legend().get_texts()] == ["1 pass", "16 passes"]
-    assert list(errors.lines[1].get_ydata()) == [40.0, 40.0]
-    figure = drawings.training_curves({"a": run, "b": run / "metrics.jsonl"})
-    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["a", "b"]
-    drawings.save(figure, tmp_path / "curves.svg")
-
-
 def test_bad_requests(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="trace"):
         drawings.decoding_path(
             from_alignment([0], [1.0], Letters(), frame_seconds=1, seconds=1), block_size=2
         )
-    with pytest.raises(UsageError, match="gone"):
-        drawings.training_curves({"x": tmp_path / "gone.jsonl"})
-    (tmp_path / "empty.jsonl").write_text("[]\n")
-    with pytest.raises(UsageError, match="no steps"):
-        drawings.training_curves({"x": tmp_path / "empty.jsonl"})
     with pytest.raises(UsageError, match=r"\.svg"):
         drawings.save(drawings.sheet(1, 1), tmp_path / "picture.bmp")
     real = builtins.__import__

@@ -162,3 +162,14 @@ def test_textgrid_has_no_holes(alignment):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_writes_silence(name):
     assert isinstance(FORMATS[name](transcript([0, 0]), "silence.wav"), str)
+
+
+def test_a_delay_moves_every_time_and_keeps_the_order():
+    plain, early = (
+        from_alignment([2, 0, 3, 0, 0, 2], [1.0] * 6, Spelling(), frame_seconds=0.1, seconds=0.6, delay=delay)
+        for delay in (0.0, 0.15)
+    )
+    assert [token.start for token in plain.tokens] == [0.0, 0.2, 0.5]
+    assert [token.start for token in early.tokens] == [0.0, 0.1, 0.35]
+    assert [token.frame for token in early.tokens] == [token.frame for token in plain.tokens]
+    assert all(0 <= token.start < token.end for token in early.tokens)

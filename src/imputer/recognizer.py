@@ -287,6 +287,7 @@ class Recognizer:
             self.vocabulary,
             frame_seconds=self.frame_seconds,
             seconds=seconds,
+            delay=self.model.settings.token_delay,
             passes=decoded.passes,
             blank=self.model.blank,
             merge_repeats=self.model.merge_repeats,

@@ -1,7 +1,8 @@
 """Transcripts: words with times and confidences read off an alignment, and the formats to write them in.
 
-A token is spoken at the frame that carries it: there its time starts. A word starts with its first letters and
-ends with its last ones, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks
+A token is spoken at the frame that carries it: there its time starts, earlier by ``delay``, the time that a model
+takes to recognise a token once its sound has begun. A word starts with its first letters and ends with its last
+ones, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks
 where it is recognised, not how long it lasts. A token's confidence is its probability in the pass that
 committed it; a word's is the least of its tokens'. On spoken digits that told right words from wrong ones a little
 better than their mean and about as well as their product, but with only 20 to 50 wrong words to judge by.
@@ -80,6 +81,7 @@ def from_alignment(
     *,
     frame_seconds: float,
     seconds: float,
+    delay: float = 0.0,
     passes: int = 0,
     blank: int = 0,
     merge_repeats: bool = False,
@@ -97,8 +99,8 @@ def from_alignment(
         Token(
             piece,
             first,
-            _seconds(first * frame_seconds),
-            _seconds(_within((last + 1) * frame_seconds, first * frame_seconds, seconds)),
+            _seconds(_earlier(first * frame_seconds, delay)),
+            _seconds(_within(_earlier((last + 1) * frame_seconds, delay), first * frame_seconds, seconds)),
             _probability(max(confidence[first : last + 1])),
         )
         for piece, (first, last) in zip(pieces, runs, strict=True)
@@ -186,7 +188,8 @@ def ctm(transcript: Transcript, name: str) -> str:
     """NIST's time-marked words: recording (without folder and ending), channel, start, duration, word, confidence."""
     recording = "_".join(Path(name).stem.split()) or "-"
     return "".join(
-        f"{recording} 1 {word.start:.3f} {word.end - word.start:.3f} {word.text} {word.confidence:.4f}\n"
+        f"{recording} 1 {word.start:.3f} {word.end - word.start:.3f} {'_'.join(word.text.split())} "
+        f"{word.confidence:.4f}\n"
         for word in transcript.words
     )
 
@@ -293,6 +296,11 @@ def _tier(number: int, title: str, spans: list[tuple[float, float, str]], until:
         yield f"            xmin = {start:.3f}"
         yield f"            xmax = {end:.3f}"
         yield f'            text = "{quoted}"'
+
+
+def _earlier(time: float, delay: float) -> float:
+    """``time`` less ``delay``; near 0 by less, so that tokens keep their order."""
+    return max(time - delay, time / 2)
 
 
 def _within(end: float, start: float, seconds: float) -> float:

@@ -1,80 +1,72 @@
 """One recording of any length aligned to its text."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from imputer import alignments, audio, lattice, models, transcripts
-from imputer.data.text import plain
+from imputer import alignments, lattice
+from imputer.aligner import written_text
+from imputer.audio import windows
+from imputer.data.recordings import Audio, Recording, open_recording
+from imputer.decoding import Decoded
 from imputer.errors import ImputerError, UsageError, count
-from imputer.model import Imputer
+from imputer.recognizer import Recognizer
 from imputer.support import progress
 from imputer.transcripts import Transcript
 
 
-def align_one(path: Path, text: str, model_name: str) -> Transcript:
-    """The transcript of a recording whose text is known: its best alignment, with times and confidences."""
-    model, vocabulary = models.load(models.torch_folder(model_name))
-    target = vocabulary.encode(plain(text))
-    if not target:
-        raise UsageError("the text is empty once everything but letters and apostrophes is left out")
-    rate = model.front_end.sample_rate
-    seconds = audio.info(path).seconds
-
-    def samples(start: int, stop: int) -> torch.Tensor:
-        return torch.from_numpy(
-            audio.read(path, sample_rate=rate, offset=start / rate, duration=(stop - start) / rate)
-        )
-
-    log_probs = posteriors(model, samples, round(seconds * rate))
-    alignment, _score = align_recording(log_probs, target, merge_repeats=model.merge_repeats)
+def align(recognizer: Recognizer, source: Audio, text: str) -> Transcript:
+    """The transcript of a recording whose text is known: every word of the text as it is written, with its times."""
+    written = written_text.read(text, recognizer.vocabulary)
+    if not written.readable:
+        shown = " ".join(written.words[:8]) or "nothing"
+        raise UsageError(f"the text holds no word that the model can read: {shown}")
+    target = recognizer.vocabulary.encode(written.readable)
+    with ExitStack() as stack:
+        recording = open_recording(source, stack, None, recognizer.sample_rate)
+        log_probs = posteriors(recognizer, recording)
+    try:
+        alignment, _ = align_recording(log_probs, target, merge_repeats=recognizer.model.merge_repeats)
+    except ImputerError as error:
+        raise ImputerError(f"{recording.name}: {error}") from error
     confidence = log_probs.gather(1, torch.tensor(alignment)[:, None])[:, 0].exp().tolist()
-    return transcripts.from_alignment(
-        alignment,
-        confidence,
-        vocabulary,
-        frame_seconds=model.front_end.frame_seconds,
-        seconds=seconds,
-        passes=1,
-        merge_repeats=model.merge_repeats,
-    )
+    found = recognizer.transcript(Decoded(alignment, confidence, passes=1), recording.seconds)
+    words = written.timed(found.words)
+    return replace(found, text=" ".join(word.text for word in words), words=words)
 
 
+@torch.inference_mode()
 def posteriors(
-    model: Imputer,
-    samples: Callable[[int, int], Tensor],
-    total: int,
+    recognizer: Recognizer,
+    recording: Recording,
     *,
-    window_seconds: float = 30.0,
-    context_seconds: float = 4.0,
+    window: float | None = None,
+    overlap: float | None = None,
 ) -> Tensor:
-    """log_probs (frame, token) of a recording of any length, window by window, all masked.
+    """log_probs (frame, token) of a recording of any length, all masked, in the windows of the model.
 
-    ``samples(start, stop)`` reads a slice, so that the recording is never in memory whole. Windows overlap by the
-    context on either side, whose frames are dropped again.
+    Of what two windows share, each gives the half that lies further from its edge.
     """
-    front_end = model.front_end
-    hop = round(front_end.frame_seconds * front_end.sample_rate)  # samples from one frame to the next
-    window = max(1, int(window_seconds * front_end.sample_rate) // hop)
-    context = int(context_seconds * front_end.sample_rate) // hop
+    model, (frames, hop) = recognizer.model, recognizer.window_frames(window, overlap)
+    spans = list(windows.spans(recording.seconds, frames, hop, recognizer.frame_seconds))
+    half = (frames - hop) // 2
     pieces = []
-    model.eval()
-    with progress.bar("listening", -(-total // (window * hop))) as advance, torch.no_grad():
-        for first in range(0, -(-total // hop), window):
-            begin = max(0, first - context)
-            last = (first + window) * hop >= total
-            stop = min(total, (first + window + context) * hop)
-            features = front_end.extract(samples(begin * hop, stop))
-            acoustic, lengths = model.encode(features[None], torch.tensor([len(features)]))
-            log_probs = model.impute(acoustic, lengths, model.all_masked(acoustic))[0]
-            piece = log_probs[first - begin :] if last else log_probs[first - begin : first - begin + window]
-            pieces.append(piece)
+    with progress.bar("aligning", len(spans)) as advance:
+        for number, (offset, seconds) in enumerate(spans):
+            samples = torch.from_numpy(recording.samples(offset, seconds))
+            acoustic, lengths = recognizer.encode([model.front_end.extract(samples)])
+            masked = torch.full((1, int(lengths[0])), model.mask, device=recognizer.device)
+            log_probs = model.impute(acoustic, lengths, masked)[0].float().cpu()
+            first = 0 if number == 0 else half
+            pieces.append(log_probs[first:] if number + 1 == len(spans) else log_probs[first : hop + half])
             advance()
-            if last:
-                break
-    return torch.cat(pieces)
+    found = torch.cat(pieces)
+    if bool(found.isnan().any()):
+        raise ImputerError(f"{recording.name}: the network gave NaN (not a number)")
+    return found
 
 
 def align_recording(

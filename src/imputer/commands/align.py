@@ -1,12 +1,18 @@
 """`imputer align`."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from imputer.commands.outputs import Format, format_of
-from imputer.errors import UsageError, count
+from imputer.commands.outputs import Format, ending, format_of, refuse_same
+from imputer.errors import ImputerError, UsageError, count
+
+if TYPE_CHECKING:
+    from imputer.transcripts import Transcript
+
+TABLES = (".csv", ".tsv")
 
 
 def align(
@@ -17,25 +23,30 @@ def align(
     model: str = "english",
     format: Format | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    device: str = "cpu",
     manifest: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     store: Path | None = None,
     batch_seconds: float = 120.0,
     workers: int = 1,
     frames_cache: str = "",
 ) -> None:
-    """Find the time of every word and token of a known text, for one recording or a whole corpus.
+    """Find the time of every word and token of a known text, for one recording, a folder, or a whole corpus.
 
     - imputer align speech.wav speech.txt -o speech.TextGrid
+    - imputer align recordings/ --format srt -o subtitles/
     - imputer align --manifest train.jsonl --model runs/expert/model --store train.alignments
 
-    The first aligns one recording, the second a corpus, for training; under torchrun every process aligns its share.
+    The text comes back as it was written, with case and punctuation. Numbers and titles are read as they are said;
+    what the model cannot read stays with the word before it. The last example aligns a corpus for training; under
+    torchrun every process aligns its share.
 
     Parameters
     ----------
     audio
-        A recording, of any length.
+        A recording of any length; a folder of recordings with .txt files of the same names; or a CSV or TSV
+        table with columns for audio and text.
     text_file
-        A file with what is said in it.
+        A file with what is said in the recording.
     text
         What is said, instead of a file.
     model
@@ -43,7 +54,10 @@ def align(
     format
         How to write word times and confidences. If not given, the ending of --output decides, else json.
     output
-        The file to write, its format by its ending: speech.srt. Standard output if not given.
+        The file to write, its format by its ending: speech.srt. Standard output if not given. For a folder or a
+        table, the folder that takes one file for each recording.
+    device
+        cpu, or what torch calls another: cuda, mps.
     manifest
         Corpora to align for training, one or more, instead of one recording.
     store
@@ -64,31 +78,79 @@ def align(
             raise UsageError("a corpus is aligned with --manifest and --store together, and no recording")
         _align_corpus(manifest, store, model, batch_seconds, workers, frames_cache)
         return
+    if audio and not text and not text_file and (audio.is_dir() or audio.suffix.lower() in TABLES):
+        _align_many(audio, model, format, output, device)
+        return
     if not audio or bool(text_file) == bool(text):
         raise UsageError(
-            "give a recording and its text: imputer align speech.wav speech.txt, or --text '...'"
+            "give a recording and its text: imputer align speech.wav speech.txt, or --text '...'; or a folder "
+            "of recordings with .txt files"
         )
     if text_file:
         try:
-            text = text_file.read_text(encoding="utf-8")
+            text = text_file.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read the text {text_file}: {error}") from error
-    from imputer import transcripts
-    from imputer.aligner.recording import align_one
-    from imputer.support import atomic_files
-
     if not audio.exists():
         raise UsageError(f"{audio}: no such file")
-    form = format or "json"
+    from imputer.aligner.recording import align as align_one
+    from imputer.recognizer import Recognizer
+    from imputer.support import atomic_files
+
+    form = format_of(output, format, "json") if output else format or "json"
     if output:
-        form = format_of(output, format, "json")
         atomic_files.probe(output)
-    written = transcripts.FORMATS[form](align_one(audio, text, model), str(audio))
-    if output:
-        with atomic_files.replacing(output) as path:
-            path.write_text(written, encoding="utf-8")
-    else:
+    recognizer = Recognizer.from_pretrained(model, device=device)
+    _write(align_one(recognizer, audio, text), str(audio), form, output)
+
+
+def _align_many(source: Path, model: str, format: Format | None, output: Path | None, device: str) -> None:
+    """Every recording of a folder or table, one file each; what fails is named and the others go on."""
+    from imputer.aligner.recording import align as align_one
+    from imputer.corpora.common import Dropped, Options
+    from imputer.corpora.folder import folder
+    from imputer.recognizer import Recognizer
+    from imputer.support import atomic_files
+
+    if output is None or output.is_file():
+        raise UsageError(f"{source} may hold several recordings: add --output FOLDER for one file each")
+    found = list(folder(source, Options(text="keep")))
+    failures = [f"{one.item}: {one.reason}" for one in found if isinstance(one, Dropped)]
+    utterances = [one.utterance for one in found if not isinstance(one, Dropped)]
+    form = format or "json"
+    targets = {utterance.id: output / f"{utterance.id}{ending(form)}" for utterance in utterances}
+    refuse_same(targets)
+    if targets:
+        atomic_files.probe(next(iter(targets.values())))
+    recognizer = Recognizer.from_pretrained(model, device=device)
+    for utterance in utterances:
+        whole_file = not utterance.duration
+        try:
+            aligned = align_one(
+                recognizer, utterance.audio_filepath if whole_file else utterance, utterance.text
+            )
+        except ImputerError as error:
+            named = "" if utterance.audio_filepath in str(error) else f"{utterance.audio_filepath}: "
+            failures.append(f"{named}{error}")
+            continue
+        _write(aligned, utterance.audio_filepath, form, targets[utterance.id])
+    for line in failures:
+        print(f"imputer: {line}", file=sys.stderr)
+    print(f"{len(found) - len(failures)} of {count(len(found), 'recording')} aligned, written to {output}")
+    if failures:
+        sys.exit(1)
+
+
+def _write(transcript: "Transcript", name: str, format: Format, path: Path | None) -> None:
+    from imputer import transcripts
+    from imputer.support import atomic_files
+
+    written = transcripts.FORMATS[format](transcript, name)
+    if path is None:
         print(written, end="", flush=True)
+        return
+    with atomic_files.replacing(path) as temporary:
+        temporary.write_text(written, encoding="utf-8")
 
 
 def _align_corpus(

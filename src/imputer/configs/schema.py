@@ -77,6 +77,9 @@ class Model:
         (), "map from raw to calibrated word confidence, written by `imputer evaluate --calibrate`"
     )
     window_seconds: Positive = key(24.0, "longest stretch decoded at once: about as long as those trained on")
+    token_delay: PositiveOrNone = key(
+        0.0, "seconds from the start of a token's sound to its frame, as measured"
+    )
 
 
 @dataclass(frozen=True, config=NO_OTHERS)

@@ -1,10 +1,9 @@
-"""Pictures, as SVG and PNG: the decoding path, error rate by block size, training curves.
+"""Pictures, as SVG and PNG: the decoding path, and error rate by block size.
 
 Every function draws a matplotlib figure and returns it; ``save`` writes it. A PNG is a white panel; an SVG follows the
 reader's light or dark scheme. matplotlib comes with the extra imputer-asr[figures].
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,46 +110,6 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     return figure
 
 
-def training_curves(runs: Mapping[str, Path | str], *, title: str = "") -> "Figure":
-    """Loss and validation error rate by step, of one or more runs: name -> metrics.jsonl or the run's folder."""
-    figure = sheet(8.4, 3.4)
-    losses, errors = figure.subplots(1, 2)
-    for number, (name, source) in enumerate(runs.items()):
-        lines = read_metrics(source)
-        colour = COLOURS[number % len(COLOURS)]
-        points = [(line["step"], line["loss"]) for line in lines if isinstance(line.get("loss"), int | float)]
-        if points:
-            steps, values = zip(*points, strict=True)
-            losses.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-            losses.plot(steps, _smooth(values), color=colour, linewidth=1.6, label=name)
-        _draw_validation(errors, lines, name if len(runs) > 1 else "", colour, number)
-    dress(losses, "step", "loss, nats a token", title)
-    dress(errors, "step", "word error rate on validation, %", "")
-    for axes in (losses, errors):
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    figure.tight_layout()
-    return figure
-
-
-def read_metrics(source: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line cut off by a crash is left out."""
-    path = Path(source) / "metrics.jsonl" if Path(source).is_dir() else Path(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    if not any(isinstance(line, dict) and "step" in line for line in lines):
-        raise UsageError(f"{path} holds no steps of a training run")
-    return [line for line in lines if isinstance(line, dict) and "step" in line]
-
-
 def sheet(width: float, height: float) -> "Figure":
     """A figure of its own, in no window and no global state."""
     try:
@@ -235,36 +194,3 @@ def _draw_line(
             x = edges[frame - start]
             axes.plot((x, x), (top - 0.5, top + len(rows) - 0.5), color=INK, linewidth=0.8)
     axes.text(-1.2, top - 0.95, "b", fontsize=7, color=INK, ha="right", va="center", style="italic")
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    """Exponential average over about a fortieth of the values, corrected for its start."""
-    weight = 1 - 1 / max(4, len(values) / 40)
-    average, total, smooth = 0.0, 0.0, []
-    for value in values:
-        average, total = weight * average + (1 - weight) * value, weight * total + (1 - weight)
-        smooth.append(average / total)
-    return smooth
-
-
-def _draw_validation(
-    axes: "Axes", lines: Sequence[dict[str, Any]], name: str, colour: str, number: int
-) -> None:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for key, value in {**line, **(line.get("valid") or {})}.items():
-            if key.startswith("wer_") and isinstance(value, int | float):
-                found.setdefault(key.removeprefix("wer_"), []).append((line["step"], 100 * value))
-    for place, (passes, points) in enumerate(sorted(found.items(), key=lambda item: int(item[0]))):
-        steps, values = zip(*points, strict=True)
-        label = ", ".join(filter(None, (name, f"{passes} pass" + ("es" if passes != "1" else ""))))
-        own = colour if name else COLOURS[place % len(COLOURS)]
-        axes.plot(
-            steps,
-            values,
-            color=own,
-            marker=MARKERS[place % len(MARKERS)],
-            markersize=3.5,
-            linewidth=1.4,
-            label=label,
-        )
