@@ -19,7 +19,7 @@ from imputer import audio
 from imputer.configs import FrontEnd
 from imputer.corpora import CORPORA, Dropped, Found, Options
 from imputer.corpora.cmudict import PHONEMES
-from imputer.corpora.digits import WORDS, Room, join, split_speakers
+from imputer.corpora.digits import BACKGROUNDS, WORDS, Room, join, split_speakers
 from imputer.corpora.download import fetch, fetch_archive
 from imputer.corpora.librispeech import ARCHIVES, SUBSETS
 from imputer.corpora.validation import checked, write_manifests
@@ -622,7 +622,7 @@ def test_joints_do_not_click_and_pauses_are_not_dead() -> None:
     room = Room([one.astype(np.float32) for one in noisy], random)
     assert room.floor_db == pytest.approx(-60, abs=1.5)
     pieces = [one[:-3200].astype(np.float32) for one in noisy]
-    joined = [join(pieces, room, random) for _ in range(5)]
+    joined = [join(pieces, room, random, "own room") for _ in range(5)]
     assert sharpness(np.concatenate(pieces)) > 25
     for samples in joined:
         assert np.abs(samples).max() < 1
@@ -630,6 +630,30 @@ def test_joints_do_not_click_and_pauses_are_not_dead() -> None:
         energies = 10 * np.log10(np.square(samples[: len(samples) // 400 * 400].reshape(-1, 400)).mean(1))
         # The quietest 25 ms lie as far below the speech as the room did.
         assert np.percentile(energies, 75) - energies.min() < room.speech_db - room.floor_db + 6
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_backgrounds_lie_between_the_digits(background: str) -> None:
+    random = np.random.default_rng(1)
+    pieces = [np.concatenate([tone(0.3, 300), np.zeros(3200)]).astype(np.float32) for _ in range(4)]
+    noisy = [piece + 0.0005 * random.standard_normal(len(piece)).astype(np.float32) for piece in pieces]
+    room = Room(noisy, random)
+    samples = join(noisy, room, random, background)
+    assert np.isfinite(samples).all() and np.abs(samples).max() < 1
+    exact_zeros = np.count_nonzero(samples == 0) / len(samples)
+    assert (exact_zeros > 0.05) == (background == "digital silence")
+
+
+def test_strings_differ_in_their_joints() -> None:
+    random = np.random.default_rng(2)
+    piece = np.concatenate([np.zeros(1600), tone(0.3, 300), np.zeros(1600)]).astype(np.float32)
+    noisy = [piece + 0.001 * random.standard_normal(len(piece)).astype(np.float32) for _ in range(4)]
+    room = Room(noisy, random)
+    made = [join(noisy, room, random) for _ in range(60)]
+    dead = [np.count_nonzero(one == 0) > 0.05 * len(one) for one in made]
+    assert 5 < sum(dead) < 30
+    assert max(len(one) for one in made) > 3 * audio.SAMPLE_RATE  # a long pause
+    assert all(np.isfinite(one).all() for one in made)
 
 
 def test_speakers_are_held_out_by_name_or_number() -> None:

@@ -29,8 +29,7 @@ def recorded(samples: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     samples = np.fft.irfft(spectrum, points)[:length]
     samples /= np.sqrt(np.mean(samples**2)) + 1e-9
     if generator.random() < 0.7:
-        noise = _noise(length, generator)
-        samples += noise * 10 ** (-generator.uniform(15, 50) / 20)
+        samples += room_noise(length, generator) * 10 ** (-generator.uniform(15, 50) / 20)
     samples *= 10 ** (generator.uniform(-38, -16) / 20)  # root mean square over full scale
     peak = np.abs(samples).max()
     return (samples * min(1.0, 0.98 / peak)).astype(np.float32)
@@ -55,7 +54,7 @@ def _room(generator: np.random.Generator) -> np.ndarray:
     return response
 
 
-def _noise(length: int, generator: np.random.Generator) -> np.ndarray:
+def room_noise(length: int, generator: np.random.Generator) -> np.ndarray:
     """Unit noise between white and brown, its level wandering slowly."""
     points = 1 << (length - 1).bit_length()
     slope = generator.uniform(0, 1)

@@ -3,21 +3,26 @@
 The recordings are a table ``segments.tsv`` into longer files, or files named DIGIT_SPEAKER_N as in AudioMNIST and the
 Free Spoken Digit Dataset. Speakers are parted into train, valid and test; nobody is heard in two of them.
 
-A string is one to ten digits over the speaker's own room: every piece loses a little of its silence at random,
-pieces fade into a noise with the spectrum and level of the silence in the recordings, pauses last up to 0.4 s.
+A string is one to ten digits; every piece loses a little of its silence at random. What lies between the pieces is
+drawn anew for every string (``BACKGROUNDS``): the speaker's own room, digital silence as noise gates leave it, white
+noise, another room, babble. Some strings have hard joints, clicks, clipped starts or long pauses. A model that only
+ever met one kind of joint learns the joints: with white noise at -60 dB between the digits it had 6.8 % of the words
+wrong instead of 2.0, with digital silence 19 to 28 %.
 """
 
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from imputer import audio
+from imputer.audio import alteration, augmentation
 from imputer.audio.endings import is_audio
 from imputer.corpora.common import Dropped, Found, Options, existing_folder, files_under
 from imputer.corpora.folder import folder
@@ -29,6 +34,11 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 RATE = audio.SAMPLE_RATE
 
 LONGEST_PAUSE = 0.4
+LONG_PAUSE = 2.0
+SHARE_LONG_PAUSES = 0.12  # of the strings
+SHARE_HARD_JOINTS = 0.3
+SHARE_CLICKS = 0.1
+SHARE_CLIPPED = 0.15
 JOINED_WITHOUT_PAUSE = 0.35  # share of joints where one digit runs into the next
 FADE = 0.012
 LEVEL_DB = -23.0  # of the speech of a string, give or take ...
@@ -206,11 +216,61 @@ class Room:
         return (noise * 10 ** (self.floor_db / 20)).astype(np.float32)
 
 
-def join(pieces: list[np.ndarray], room: Room, random: np.random.Generator) -> np.ndarray:
-    """The digits one after another in one room, at a level of speech."""
+def _own_room(samples: int, room: Room, random: np.random.Generator) -> np.ndarray:
+    return room.tone(samples)
+
+
+def _digital_silence(samples: int, room: Room, random: np.random.Generator) -> np.ndarray:
+    return np.zeros(samples, np.float32)
+
+
+def _white(samples: int, room: Room, random: np.random.Generator) -> np.ndarray:
+    level = room.speech_db - random.uniform(25, 65)
+    return (random.standard_normal(samples) * 10 ** (level / 20)).astype(np.float32)
+
+
+def _other_room(samples: int, room: Room, random: np.random.Generator) -> np.ndarray:
+    level = room.speech_db - random.uniform(20, 55)
+    return (alteration.room_noise(samples, random) * 10 ** (level / 20)).astype(np.float32)
+
+
+def _babble(samples: int, room: Room, random: np.random.Generator) -> np.ndarray:
+    generator = torch.Generator().manual_seed(int(random.integers(2**31)))
+    made = augmentation.babble_noise(samples, RATE, generator).numpy()
+    level = room.speech_db - random.uniform(18, 40)
+    return (made / (np.sqrt(np.mean(made**2)) + 1e-9) * 10 ** (level / 20)).astype(np.float32)
+
+
+Background = Callable[[int, Room, np.random.Generator], np.ndarray]
+# What lies between the digits, and how often. A new kind is one function and one line.
+BACKGROUNDS: dict[str, tuple[Background, float]] = {
+    "own room": (_own_room, 0.3),
+    "digital silence": (_digital_silence, 0.25),
+    "white": (_white, 0.15),
+    "other room": (_other_room, 0.2),
+    "babble": (_babble, 0.1),
+}
+
+
+def join(
+    pieces: list[np.ndarray], room: Room, random: np.random.Generator, background: str | None = None
+) -> np.ndarray:
+    """The digits one after another over one background, at a level of speech.
+
+    Background and faults of the recording are drawn; a background that is named comes without faults.
+    """
+    shares = [share for _, share in BACKGROUNDS.values()]
+    make, _ = BACKGROUNDS[background or str(random.choice(list(BACKGROUNDS), p=shares))]
+
+    def fault(share: float) -> bool:
+        return background is None and random.random() < share
+
     pieces = [_trimmed(samples, room, random) for samples in pieces]
-    gaps = [_pause(random) for _ in pieces[1:]]
-    edges = random.uniform(0.05, LONGEST_PAUSE, 2)
+    if fault(SHARE_CLIPPED):  # a microphone that opens late
+        pieces[0] = pieces[0][int(random.uniform(0.005, 0.03) * RATE) :]
+    longest = LONG_PAUSE if fault(SHARE_LONG_PAUSES) else LONGEST_PAUSE
+    gaps = [_pause(random, longest) for _ in pieces[1:]]
+    edges = random.uniform(0.0 if background is None else 0.05, longest, 2)
     starts = [round(edges[0] * RATE)]
     for piece, gap in zip(pieces, gaps, strict=False):
         starts.append(starts[-1] + len(piece) + round(gap * RATE))
@@ -218,18 +278,21 @@ def join(pieces: list[np.ndarray], room: Room, random: np.random.Generator) -> n
     # The room is silenced where a piece brings its own, with fades that keep the power even across the joint.
     inside = np.zeros(total)
     speech = np.zeros(total)
+    hard = fault(SHARE_HARD_JOINTS)
     for start, piece in zip(starts, pieces, strict=True):
-        weight = _fades(len(piece))
+        weight = np.ones(len(piece)) if hard else _fades(len(piece))
         speech[start : start + len(piece)] += piece * np.sqrt(weight)
         inside[start : start + len(piece)] += weight
-    samples = speech + room.tone(total) * np.sqrt(1 - inside.clip(0, 1))
+    samples = speech + make(total, room, random) * np.sqrt(1 - inside.clip(0, 1))
+    if fault(SHARE_CLICKS):
+        samples[random.choice(starts)] += 10 ** (room.speech_db / 20) * random.uniform(-3, 3)
     level = LEVEL_DB + random.uniform(-LEVEL_SPREAD_DB, LEVEL_SPREAD_DB) - room.speech_db
     samples = samples * 10 ** (level / 20)
     return (samples / max(1.0, float(np.abs(samples).max()) / 0.99)).astype(np.float32)
 
 
-def _pause(random: np.random.Generator) -> float:
-    return 0.0 if random.random() < JOINED_WITHOUT_PAUSE else float(random.uniform(0.0, LONGEST_PAUSE))
+def _pause(random: np.random.Generator, longest: float) -> float:
+    return 0.0 if random.random() < JOINED_WITHOUT_PAUSE else float(random.uniform(0.0, longest))
 
 
 def _fades(samples: int) -> np.ndarray:
