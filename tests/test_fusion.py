@@ -2,16 +2,17 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 import oracle
-from imputer import alignments, decoding
+from imputer import alignments, configs, decoding
+from imputer.configs import LanguageModel as Settings
 from imputer.errors import ImputerError
 from imputer.languagemodel import build, fusion
-from imputer.languagemodel.fusion import Settings
 from imputer.languagemodel.hotwords import hotwords, read
 from imputer.vocabulary import Vocabulary
 
@@ -41,7 +42,7 @@ def random_log_probs(seed, frames, tokens):
 def imputed(alignment, sure):
     """An imputation whose frames are sure where told."""
     alignment = torch.as_tensor(alignment)
-    confidence = torch.where(torch.as_tensor(sure), 1.0, 0.5)
+    confidence = torch.where(torch.as_tensor(sure), 1.0, 0.4)
     return decoding.Imputation(alignment, confidence, 3, torch.full((len(alignment),), 3))
 
 
@@ -61,7 +62,7 @@ def fuse_one(log_probs, given, lm, merge, settings=WIDE, **options):
     sure = [[g >= 0 for g in given]]
     start = imputed([[max(g, 0) for g in given]], sure)
     return fusion.fuse(
-        lambda partial: log_probs[None],
+        lambda _: log_probs[None],
         start,
         torch.tensor([len(given)]),
         lm,
@@ -129,7 +130,7 @@ def test_the_result_is_the_best_alignment_of_the_best_transcript(vocabulary, lm,
     scores = [[0.0] * 4 if g >= 0 else row for g, row in zip(given, log_probs.double().tolist(), strict=True)]
     best = max(oracle.log_prob(way, scores) for way in ways)
     assert oracle.log_prob(alignment, scores) == pytest.approx(best, abs=1e-5)
-    assert result.decided.tolist() == [[g < 0 for g in given]]
+    assert (result.partial == 4).tolist() == [[g < 0 for g in given]]
     assert result.imputation.passes == 4
 
 
@@ -147,7 +148,7 @@ def test_alone_as_in_a_batch_and_every_time(vocabulary, lm, merge):
     def run(items):
         frames = int(lengths[items].max())
         return fusion.fuse(
-            lambda partial: rows[items][:, :frames],
+            lambda _: rows[items][:, :frames],
             imputed(alignment[items][:, :frames], sure[items][:, :frames]),
             lengths[items],
             lm,
@@ -191,21 +192,48 @@ def test_confidence_weighs_network_and_text(vocabulary, lm):
     assert float(result.imputation.confidence[0, 0]) == pytest.approx(expected, rel=1e-4)
 
 
+class Network:
+    """Answers a pass by what it is given, so that some frames are sure and others never are."""
+
+    blank, mask, merge_repeats = 0, 4, False
+    settings = configs.Model(block_size=2)
+
+    def __init__(self):
+        self.passes = 0
+
+    def impute(self, acoustic, frame_lengths, partial):
+        self.passes += 1
+        return acoustic.log_softmax(-1)
+
+
 def test_the_trace_shows_what_the_search_decided(vocabulary, lm):
-    rows = torch.stack([random_log_probs(seed, 4, 4) for seed in range(2)])
-    whole = imputed([[1, 2, 0, 3], [0, 0, 1, 0]], [[True, False, True, False], [True] * 4])
-    first = torch.tensor([[1, 4, 4, 4], [0, 4, 4, 4]])
-    trace = [first, whole.alignment, whole.alignment]
-    passes = torch.tensor([3, 2])
-    start = decoding.Imputation(whole.alignment, whole.confidence, 3, passes, trace)
-    result = fusion.fuse(lambda partial: rows, start, torch.tensor([4, 4]), lm, settings=Settings(), mask=4)
-    found = result.imputation
-    assert found.passes_per_item.tolist() == [4, 2]
-    assert torch.equal(found.trace[0], first)
-    assert found.trace[2][0].tolist() == [1, 4, 0, 4]
-    assert torch.equal(found.trace[3][0], found.alignment[0])
-    assert torch.equal(found.trace[1][1], whole.alignment[1])
-    assert len(found.trace) == found.passes == 4
+    sure = torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0]])
+    unsure = torch.tensor([[0.1, 0, 0, 1], [0, 1, 2, 0]])
+    acoustic = torch.stack([torch.cat([sure, unsure]), torch.cat([sure, sure])])  # (batch, frame, token)
+    search = partial(fusion.fuse, lm=lm, settings=Settings())
+    seen = []
+    first, second = decoding.decode(
+        Network(),
+        acoustic,
+        torch.tensor([4, 4]),
+        decoding.Options(lm=lm, trace=True),
+        search=search,
+        on_pass=lambda number, rows, _: seen.append((number, rows)),
+    )
+    assert first.trace[1] == [0, 1, 4, 4]
+    assert first.trace_confidence[1][2:] == [0, 0]
+    assert first.trace[2] == first.alignment == seen[-1][1][0]
+    assert (first.passes, second.passes, [number for number, _ in seen]) == (3, 2, [1, 2, 3])
+    assert first.searched == [False, False, True, True]
+    assert second.searched == [False] * 4
+    assert second.trace == [row for row in second.trace if row] and len(second.trace) == 2
+    assert second.trace[-1] == second.alignment == [0, 1, 0, 1]
+    assert first.hypotheses[0].tokens == alignments.collapse(first.alignment)
+
+
+def test_a_search_that_is_asked_for_is_not_left_out(lm):
+    with pytest.raises(ValueError, match="need a search"):
+        decoding.decode(Network(), torch.zeros(1, 2, 4), torch.tensor([2]), decoding.Options(lm=lm))
 
 
 def test_nothing_open_costs_no_pass(vocabulary, lm):
@@ -222,7 +250,7 @@ def test_nothing_open_costs_no_pass(vocabulary, lm):
 def test_a_network_that_rules_everything_out_keeps_the_imputation(vocabulary, lm):
     rows = torch.full((1, 3, 4), -torch.inf)
     start = imputed([[1, 2, 0]], [[False] * 3])
-    result = fusion.fuse(lambda partial: rows, start, torch.tensor([3]), lm, settings=Settings(), mask=4)
+    result = fusion.fuse(lambda _: rows, start, torch.tensor([3]), lm, settings=Settings(), mask=4)
     assert result.hypotheses[0][0].tokens == [1, 2]
     assert torch.equal(result.imputation.alignment, start.alignment)
 
@@ -280,11 +308,11 @@ def test_hotwords_as_people_give_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("beam", 0), ("lm_weight", -1), ("lm_weight", math.nan), ("threshold", 3)]
+    ("name", "value"), [("beam", 0), ("lm_weight", -1.0), ("lm_weight", math.nan), ("threshold", 3.0)]
 )
 def test_settings_that_cannot_be(name, value):
-    with pytest.raises(ImputerError, match=f"{name} is a number of"):
-        Settings(**{name: value})
+    with pytest.raises(ImputerError, match=rf"config.toml.*language_model.{name}"):
+        configs.build(Settings, {name: value}, where="config.toml", prefix="language_model.")
 
 
 def test_n_best_of_none(vocabulary, lm):

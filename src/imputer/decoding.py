@@ -247,9 +247,9 @@ class Options:
     _: KW_ONLY
     strategy_options: tuple[tuple[str, float], ...] = ()  # keyword arguments of the strategy
     trace: bool = False  # keep the partial alignment of every pass, and the greedy first pass
-    lm: Any = None  # a language model to search with; None: no search
+    lm: Any = None  # a LanguageModel, the name or path of one, "default" for the model's own; None: none
     hotwords: tuple[str, ...] = ()  # words and phrases that the search prefers
-    beam: int = 8  # hypotheses of a search
+    beam: int | None = None  # hypotheses of a search; None: the model's own
     n_best: int = 1  # results per recording, best first
 
     def __post_init__(self) -> None:
@@ -266,9 +266,14 @@ class Options:
         if isinstance(self.hotwords, str):
             raise UsageError(f"hotwords are a list of words, got the text {self.hotwords!r}")
         object.__setattr__(self, "hotwords", tuple(self.hotwords))
-        for name, value in (("beam", self.beam), ("n_best", self.n_best)):
+        for name, value in (("beam", 1 if self.beam is None else self.beam), ("n_best", self.n_best)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+    @property
+    def searches(self) -> bool:
+        """Whether a search may change what imputation was not sure of."""
+        return self.lm is not None or bool(self.hotwords) or self.n_best > 1
 
     @property
     def name(self) -> str:
@@ -282,6 +287,41 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A transcript that a search found."""
+
+    tokens: list[int]
+    score: float  # what hypotheses are ranked by, in nats
+    acoustic: float  # log p(tokens | committed frames, x)
+    language: float  # log p(tokens) by the language model, without its weight
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """An imputation after a search: complete again."""
+
+    imputation: Imputation
+    partial: Tensor  # (batch, frame) what was masked again for it
+    hypotheses: list[list[Hypothesis]]  # of each item, best first
+
+
+class Search(Protocol):
+    """What decides the frames that imputation was not sure of (``imputer.languagemodel.fusion``)."""
+
+    def __call__(
+        self,
+        step: Step,
+        imputed: Imputation,
+        frame_lengths: Tensor,
+        *,
+        mask: int,
+        blank: int,
+        merge_repeats: bool,
+    ) -> Searched:
+        """One more pass, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """One recording, or one window of it, decoded: lists over its frames."""
 
@@ -291,6 +331,8 @@ class Decoded:
     trace: list[list[int]] | None = None  # after each pass, token ids, the mask id where still open
     trace_confidence: list[list[float]] | None = None  # the confidences beside ``trace``, 0 where masked
     greedy: "Decoded | None" = None  # the likeliest token of every frame in the first pass, with ``trace``
+    searched: list[bool] | None = None  # whether a search, not imputation, chose a frame's token
+    hypotheses: list[Hypothesis] | None = None  # of a search, best first
 
     def tokens(self, network: Network) -> list[int]:
         """What the alignment spells, beta^-1."""
@@ -311,16 +353,20 @@ def decode(
     frame_lengths: Tensor,
     options: Options | None = None,
     *,
+    search: Search | None = None,
     on_pass: OnPass | None = None,
     cancelled: Callable[[], bool] | None = None,
     start: Tensor | None = None,
 ) -> list[Decoded | ImputerError]:
     """Decode a batch of acoustic frames (batch, frame, channel); one result per item, or what is wrong with it.
 
+    ``search`` is what ``options`` ask for with a language model, hotwords or n_best: ``Recognizer`` makes it.
     ``on_pass`` is given empty rows for items that failed. ``cancelled`` is asked before every pass; when it says
     yes, ``Cancelled`` is raised. ``start`` is a partial alignment to begin from, as in ``impute``.
     """
     options = options or Options()
+    if options.searches and search is None:
+        raise ValueError("a language model, hotwords and n_best need a search: decode with a Recognizer")
     counts: list[int] = frame_lengths.tolist()
     step = _Passes(network, acoustic, frame_lengths, cancelled)
     rows: list[list[list[int]]] = []  # (pass, item, frame)
@@ -346,6 +392,22 @@ def decode(
         on_pass=record if options.trace or on_pass is not None else None,
         start=start,
     )
+    searched = None
+    if search is not None:
+        searched = search(
+            step,
+            result,
+            frame_lengths,
+            mask=network.mask,
+            blank=network.blank,
+            merge_repeats=network.merge_repeats,
+        )
+        if options.trace:
+            again = _without_padding(searched.partial, counts)
+            _mask_again(rows, confidences, again, result.passes_per_item.tolist(), network.mask)
+        result = searched.imputation
+        if options.trace or on_pass is not None:
+            record(result.alignment, result.confidence, result.passes)
     passes = result.passes_per_item.tolist()
     alignments = _without_padding(result.alignment, counts)
     confidence = _without_padding(result.confidence, counts)
@@ -359,9 +421,34 @@ def decode(
             [row[item] for row in rows[: passes[item]]] if options.trace else None,
             [row[item] for row in confidences[: passes[item]]] if options.trace else None,
             greedy[item],
+            None if searched is None else _open_frames(searched, item, counts[item], network.mask),
+            None if searched is None else searched.hypotheses[item],
         )
         for item in range(len(counts))
     ]
+
+
+def _open_frames(searched: Searched, item: int, count: int, mask: int) -> list[bool]:
+    return (searched.partial[item, :count] == mask).tolist()
+
+
+def _mask_again(
+    rows: list[list[list[int]]],
+    confidences: list[list[list[float]]],
+    again: list[list[int]],
+    passes: list[int],
+    mask: int,
+) -> None:
+    """In the trace, take the frames that a search decides out of the last row of every item that has some."""
+    for item, partial in enumerate(again):
+        last = passes[item] - 1
+        if last >= 0 and mask in partial and rows[last][item]:
+            sure = confidences[last][item]
+            rows[last][item] = partial
+            confidences[last][item] = [
+                0.0 if token == mask else probability
+                for token, probability in zip(partial, sure, strict=True)
+            ]
 
 
 class _Passes:

@@ -7,7 +7,8 @@ window is read from its file when its turn comes, so that hours of audio take th
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast, overload
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import decoding, models, transcripts
+from imputer import decoding, languagemodel, models, transcripts
 from imputer.audio import windows
 from imputer.data.recordings import Audio, Recording, Waveform, check_rate, mono, open_recording
 from imputer.decoding import Decoded, Network, Options
 from imputer.errors import ImputerError, UsageError
-from imputer.transcripts import Transcript
+from imputer.languagemodel import LanguageModel, fusion, hotwords
+from imputer.transcripts import Alternative, Transcript
 from imputer.vocabulary import Vocabulary
 
 __all__ = ["Recognizer", "Transcript"]
@@ -29,16 +31,22 @@ __all__ = ["Recognizer", "Transcript"]
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 64  # recordings that are open at a time and sorted by length together
+SEARCHES = 16  # prepared searches that are kept: as many lists of hotwords as may be in use at once
 
 Runtime = Literal["torch", "onnx", "onnx-int8"]
 OnSymbols = Callable[[list[list[str]], int], None]
 
 
 class Recognizer:
-    """A model and its vocabulary, ready to transcribe."""
+    """A model and its vocabulary, ready to transcribe; ``folder`` is where its language model would be."""
 
-    def __init__(self, model: Network, vocabulary: Vocabulary, *, device: str = "cpu") -> None:
+    def __init__(
+        self, model: Network, vocabulary: Vocabulary, *, device: str = "cpu", folder: Path | None = None
+    ) -> None:
         self.model, self.vocabulary, self.device = model, vocabulary, _device(device)
+        self.folder = folder
+        self._language_models: dict[str, LanguageModel] = {}
+        self._searches: dict[Options, decoding.Search] = {}
         if isinstance(model, torch.nn.Module):
             model.to(self.device).eval()
 
@@ -48,14 +56,16 @@ class Recognizer:
     ) -> "Recognizer":
         """Read a model folder, or a model that comes with the package, by its name."""
         if runtime == "torch":
-            return cls(*models.load(models.torch_folder(path_or_name)), device=device)
+            folder = models.torch_folder(path_or_name)
+            return cls(*models.load(folder), device=device, folder=folder)
         if runtime not in ("onnx", "onnx-int8"):
             raise UsageError(f"runtime {runtime!r} is none of torch, onnx, onnx-int8")
         if device != "cpu":
             raise UsageError(f"runtime {runtime} runs on the cpu, not on device {device!r}")
         from imputer.runtimes import onnx
 
-        return cls(*onnx.load(models.model_folder(path_or_name), int8=runtime == "onnx-int8"))
+        folder = models.model_folder(path_or_name)
+        return cls(*onnx.load(folder, int8=runtime == "onnx-int8"), folder=folder)
 
     @property
     def sample_rate(self) -> int:
@@ -80,6 +90,9 @@ class Recognizer:
         sample_rate: int | None = None,
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
+        lm: LanguageModel | str | Path | None = "default",
+        hotwords: Sequence[str] = (),
+        n_best: int = 1,
         trace: bool = False,
         window: float | None = None,
         overlap: float | None = None,
@@ -92,6 +105,9 @@ class Recognizer:
         sample_rate: int | None = None,
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
+        lm: LanguageModel | str | Path | None = "default",
+        hotwords: Sequence[str] = (),
+        n_best: int = 1,
         trace: bool = False,
         window: float | None = None,
         overlap: float | None = None,
@@ -103,6 +119,9 @@ class Recognizer:
         sample_rate: int | None = None,
         block_size: int | None = None,
         strategy: str | decoding.Strategy = "block",
+        lm: LanguageModel | str | Path | None = "default",
+        hotwords: Sequence[str] = (),
+        n_best: int = 1,
         trace: bool = False,
         window: float | None = None,
         overlap: float | None = None,
@@ -111,7 +130,9 @@ class Recognizer:
 
         ``audio`` is a path, a binary file object, an utterance of a manifest, or samples at ``sample_rate`` (the
         model's own if not given): (samples,), or (samples, channels) to be averaged. ``block_size`` is the
-        number of passes, the model's own if not given. ``trace`` keeps the partial alignment of every pass.
+        number of passes, the model's own if not given. ``lm`` is a language model, its path, "default" for the one
+        that the model has, if it has one, or None; ``hotwords`` are words and phrases that are expected; ``n_best``
+        asks for so many ``Transcript.alternatives``. ``trace`` keeps the partial alignment of every pass.
         ``window`` and ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
         """
         several = isinstance(audio, Sequence) and not isinstance(audio, str)
@@ -119,7 +140,7 @@ class Recognizer:
         done: dict[int, Transcript] = {}
         for place, result in self.each(
             sources,
-            Options(block_size, strategy, trace=trace),
+            Options(block_size, strategy, lm=lm, hotwords=tuple(hotwords), n_best=n_best, trace=trace),
             sample_rate=sample_rate,
             window=window,
             overlap=overlap,
@@ -242,6 +263,10 @@ class Recognizer:
         The acoustic part runs once. ``on_pass`` and ``cancelled`` are those of ``decoding.decode``; a waveform that
         failed before the first pass has no frames in what ``on_pass`` is given.
         """
+        options = options or Options()
+        search = self.search(options)
+        if search is None:
+            options = replace(options, lm=None)  # this model has none
         results: dict[int, Decoded | ImputerError] = {}
         features: dict[int, Tensor] = {}
         for place, waveform in enumerate(waveforms):
@@ -266,11 +291,65 @@ class Recognizer:
                 acoustic,
                 frame_lengths,
                 options,
+                search=search,
                 on_pass=show if on_pass else None,
                 cancelled=cancelled,
             )
             results |= zip(features, found, strict=True)
         return [results[place] for place in range(len(waveforms))]
+
+    def search(self, options: Options) -> decoding.Search | None:
+        """What decides the frames that imputation is not sure of, or None if the options ask for nothing like it."""
+        if not options.searches:
+            return None
+        found = self._searches.get(options)
+        if found is None:
+            settings = models.language_model_settings(self.folder)
+            lm = self.language_model(options.lm)
+            if lm is None and not options.hotwords and options.n_best == 1:
+                return None
+            expected = None
+            if options.hotwords:
+                expected = hotwords.hotwords(options.hotwords, self.vocabulary, settings.hotword_bonus)
+            found = partial(
+                fusion.fuse,
+                lm=lm,
+                settings=replace(settings, beam=options.beam or settings.beam),
+                hotwords=expected,
+                n_best=options.n_best,
+            )
+            if len(self._searches) >= SEARCHES:
+                self._searches.pop(next(iter(self._searches)))
+            self._searches[options] = found
+        return found
+
+    def knows_of_text(self, options: Options) -> str:
+        """A short name for tables of what these options know of the text: "lm", "hotwords", both or neither."""
+        known = ("lm", self.language_model(options.lm)), ("hotwords", options.hotwords or None)
+        return " + ".join(name for name, value in known if value is not None)
+
+    def language_model(self, lm: LanguageModel | str | Path | None) -> LanguageModel | None:
+        """A language model over the pieces of this model: itself, from its file, or from a model folder by name."""
+        if lm is None or isinstance(lm, LanguageModel):
+            if lm is not None:
+                lm.check(self.vocabulary)
+            return lm
+        if str(lm) == "default":
+            path = None if self.folder is None else self.folder / models.LANGUAGE_MODEL
+            if path is None or not path.is_file():
+                return None
+        elif Path(lm).is_file():
+            path = Path(lm)
+        else:
+            path = models.language_model_file(lm)
+        if str(path) not in self._language_models:
+            if ".arpa" in path.suffixes:
+                found = languagemodel.read_arpa(path, self.vocabulary)
+            else:
+                found = LanguageModel.load(path)
+            found.check(self.vocabulary, str(path))
+            self._language_models[str(path)] = found
+        return self._language_models[str(path)]
 
     def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames."""
@@ -294,7 +373,13 @@ class Recognizer:
             trace=decoded.trace,
             mask=self.model.mask,
             calibration=self.model.settings.confidence,
+            alternatives=self._alternatives(decoded),
         )
+
+    def _alternatives(self, decoded: Decoded) -> list[Alternative]:
+        if decoded.hypotheses is None or len(decoded.hypotheses) < 2:  # one is the transcript itself
+            return []
+        return [Alternative(self.vocabulary.decode(one.tokens), one.score) for one in decoded.hypotheses]
 
     def window_frames(self, window: float | None = None, overlap: float | None = None) -> tuple[int, int]:
         """A window and the way to the next one, in frames, from seconds; the model's own if not given."""

@@ -15,7 +15,7 @@ import json as json_module
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +48,14 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A transcript that a search found, and what it was ranked by, in nats."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """What was said, when, and how sure the model was."""
 
@@ -58,12 +66,16 @@ class Transcript:
     seconds: float  # of audio
     frame_seconds: float = 0.0  # from one frame of the alignment to the next
     trace: list[list[str]] | None = None  # after each pass, one symbol a frame: a piece, "_" blank, "∅" mask
+    alternatives: list[Alternative] = field(
+        default_factory=list
+    )  # with n_best, best first, this one included
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; without ``trace`` unless there is one."""
+        """Plain values, ready for JSON; without ``trace`` and ``alternatives`` unless there are any."""
         mapping = asdict(self)
-        if self.trace is None:
-            del mapping["trace"]
+        for name in ("trace", "alternatives"):
+            if not mapping[name]:
+                del mapping[name]
         return mapping
 
 
@@ -88,6 +100,7 @@ def from_alignment(
     trace: Sequence[Sequence[int]] | None = None,
     mask: int | None = None,
     calibration: Sequence[tuple[float, float]] = (),
+    alternatives: Sequence[Alternative] = (),
 ) -> Transcript:
     """The transcript that an alignment (frame,) of token ids spells, with the confidence of each frame.
 
@@ -117,6 +130,7 @@ def from_alignment(
         seconds=_seconds(seconds),
         frame_seconds=frame_seconds,
         trace=None if trace is None else [symbols(row, vocabulary, blank, mask) for row in trace],
+        alternatives=list(alternatives),
     )
 
 

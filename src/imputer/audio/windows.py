@@ -40,7 +40,10 @@ def spans(seconds: float, window: int, hop: int, frame_seconds: float) -> Iterat
 
 
 def join(pieces: Sequence[Decoded], hop: int, blank: int = 0) -> Decoded:
-    """One result out of those of windows ``hop`` frames apart; it took the passes of the slowest."""
+    """One result out of those of windows ``hop`` frames apart; it took the passes of the slowest.
+
+    Hypotheses are of one window each, so a recording of several has none.
+    """
     if len(pieces) == 1:
         return pieces[0]
     parts = kept([piece.alignment for piece in pieces], hop, blank)
@@ -53,6 +56,7 @@ def join(pieces: Sequence[Decoded], hop: int, blank: int = 0) -> Decoded:
         _joined_passes([piece.trace for piece in pieces], parts, passes),
         _joined_passes([piece.trace_confidence for piece in pieces], parts, passes),
         join(greedy, hop, blank) if len(greedy) == len(pieces) else None,
+        _joined([piece.searched or [False] * len(piece.alignment) for piece in pieces], parts),
     )
 
 

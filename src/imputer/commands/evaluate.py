@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,6 +26,8 @@ def evaluate(
     beside: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     strategy: Annotated[list[Strategy] | None, Parameter(consume_multiple=True)] = None,
+    lm: str = "default",
+    hotwords: str = "",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
     threads: int = 0,
@@ -57,6 +59,11 @@ def evaluate(
         Passes of the network, one or more: --block-size 1 4 8. The model's own if not given.
     strategy
         What each pass commits, one or more.
+    lm
+        A language model: default is the one that a model has, if it has one; none; or a file. With one, there is a row
+        without it as well.
+    hotwords
+        Words and phrases that are expected, with commas between, or a file with one on a line.
     runtime
         onnx and onnx-int8 want a folder written by `imputer export`.
     device
@@ -79,6 +86,7 @@ def evaluate(
     from imputer import evaluation
     from imputer.data.manifest import Manifest
     from imputer.decoding import Options
+    from imputer.languagemodel.hotwords import read
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
@@ -92,6 +100,7 @@ def evaluate(
         torch.set_num_threads(threads)
     sizes: list[int | None] = [*block_size] if block_size else [None]
     ways = [Options(size, how) for how, size in itertools.product(strategy or ["block"], sizes)]
+    words = tuple(read(hotwords))
     corpus = Manifest(manifest)
     for problem in corpus.problems:
         print(f"imputer: {problem}", file=sys.stderr)
@@ -110,16 +119,17 @@ def evaluate(
     results: list[list[Evaluation]] = []
     for name, recognizer in models:
         _warn_of_unknown_letters(recognizer, utterances)
-        results.append([_measured(recognizer, utterances, options, name, clock) for options in ways])
+        rows = [row for options in ways for row in _with_text(recognizer, options, lm, words)]
+        results.append([_measured(recognizer, utterances, options, name, clock) for options in rows])
     delays = []
     if streaming:
-        for (name, recognizer), rows in zip(models, results, strict=True):
+        for (name, recognizer), done in zip(models, results, strict=True):
             live, delay = _streamed(recognizer, utterances, name)
-            rows.append(live)
+            done.append(live)
             delays.append((name, delay))
     others = [_beside(name, baseline, utterances, clock) for name, baseline in baselines]
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    comparisons = [(a, b, evaluation.compare(a, b)) for a, b in zip(*results, strict=True)] if compare else []
+    comparisons = [(a, b, evaluation.compare(a, b)) for a, b in _pairs(*results)] if compare else []
     worst_of = results[0][-1]
     results += [[other] for other in others]
     console.print(_table(results, str(manifest)))
@@ -153,6 +163,23 @@ def _delay_line(name: str, delays: Any) -> str:
         f"{found['partial_p95']:.2f} s (95 %); to its settled text {found['settled_p50']:.2f} s and "
         f"{found['settled_p95']:.2f} s, computing included"
     )
+
+
+def _pairs(
+    first: list["Evaluation"], second: list["Evaluation"]
+) -> Iterator[tuple["Evaluation", "Evaluation"]]:
+    """Rows of two models that were decoded alike: plain rows, and if both have some, those with text."""
+    for informed in (False, True):
+        a, b = ([row for row in rows if bool(row.text) == informed] for rows in (first, second))
+        yield from zip(a, b, strict=False)  # as many of both, or none of one
+
+
+def _with_text(recognizer: "Recognizer", options: Any, lm: str, words: tuple[str, ...]) -> list[Any]:
+    """The same way of decoding without and with what is known of the text."""
+    from dataclasses import replace
+
+    informed = replace(options, lm=None if lm == "none" else lm, hotwords=words)
+    return [options, informed] if recognizer.search(informed) is not None else [options]
 
 
 def _measured(
@@ -234,14 +261,18 @@ def _table(results: list[list["Evaluation"]], title: str) -> Any:
     heading = title if len(results) > 1 else f"{names[0]} on {title}"
     table = Table(box=box.SIMPLE_HEAD, title=f"{heading}: {count(len(rows[0].utterances), 'utterance')}")
     table.title_justify, table.pad_edge = "left", False
-    columns = ["strategy", "B", "passes", "WER % (95 %)", "S/D/I", "CER % (95 %)", "RTF"]
+    text = ["text"] if any(one.text for one in rows) else []
+    columns = ["strategy", *text, "B", "passes", "WER % (95 %)", "S/D/I", "CER % (95 %)", "RTF"]
     for column in [*(["model"] if len(results) > 1 else []), *columns]:
-        table.add_column(column, justify="left" if column in ("model", "strategy") else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in ("model", "strategy", "text") else "right", no_wrap=True
+        )
     for name, one in zip(names, rows, strict=True):
         words = scoring.total([u.words for u in one.utterances])
         table.add_row(
             *([name] if len(results) > 1 else []),
             one.strategy,
+            *([one.text] if text else []),
             str(one.block_size or ""),
             f"{one.passes:.1f}",
             _percent(one.wer),

@@ -21,6 +21,8 @@ def serve(
     patience_ms: float = 4.0,
     workers: int = 1,
     threads: int = 1,
+    lm: str = "default",
+    hotwords: str = "",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -58,6 +60,10 @@ def serve(
         Processes, each with its own copy of the model.
     threads
         Threads of the network in each process.
+    lm
+        A language model: default is the one that a model has, if it has one; none; or a file. Requests can turn it off.
+    hotwords
+        Words and phrases that are expected in every recording, with commas between, or a file with one on a line.
     runtime
         What runs the model; the onnx ones need a folder made by "imputer export".
     quiet
@@ -85,12 +91,15 @@ def serve(
         raise UsageError(
             f"the server needs the package {error.name}: pip install 'imputer-asr[serve]'"
         ) from None
+    from imputer.languagemodel.hotwords import read
     from imputer.server import launch
     from imputer.server.settings import MEGABYTE, Settings
 
     settings = Settings(
         models=model or (launch.default_model(),),
         runtime=runtime,
+        lm=None if lm == "none" else lm,
+        hotwords=tuple(read(hotwords)),
         api_keys=keys,
         max_upload_bytes=int(max_upload_mb * MEGABYTE),
         max_seconds=max_seconds,

@@ -43,6 +43,9 @@ def transcribe(
     output: Annotated[str | None, Parameter(alias="-o")] = None,
     block_size: int | None = None,
     strategy: Strategy = "block",
+    lm: str = "default",
+    hotwords: str = "",
+    n_best: int = 1,
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
     window: float | None = None,
@@ -76,6 +79,13 @@ def transcribe(
         Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
     strategy
         What each pass commits; adaptive takes as few passes as the speech allows.
+    lm
+        A language model: default is the one that the model has, if it has one; none; the name of another model; or
+        a file that `imputer lm build` wrote, or an ARPA file.
+    hotwords
+        Words and phrases that are expected, with commas between, or a file with one on a line.
+    n_best
+        How many transcripts to write for each recording, with scores; they are in the json.
     runtime
         onnx and onnx-int8 want a folder written by `imputer export`.
     device
@@ -91,10 +101,18 @@ def transcribe(
         Draw the same as a picture, .svg, .png or .pdf, of one recording.
     """
     from imputer.decoding import Options
+    from imputer.languagemodel.hotwords import read
     from imputer.recognizer import Recognizer
 
     # A bad option is told before anything is read.
-    options = Options(block_size, strategy, trace=show or figure is not None)
+    options = Options(
+        block_size,
+        strategy,
+        lm=None if lm == "none" else lm,
+        hotwords=tuple(read(hotwords)),
+        n_best=n_best,
+        trace=show or figure is not None,
+    )
     sources = list(_sources(files))
     if figure and (len(sources) > 1 or figure.suffix.lower() not in PICTURES):
         raise UsageError(f"--figure {figure}: a picture is of one recording, and ends in .svg, .png or .pdf")
@@ -103,6 +121,7 @@ def transcribe(
     targets, written = _targets(output, sources, format)
     _probe(targets, figure)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
+    recognizer.search(options)  # a bad language model or hotword is told once, not per recording
     failures: list[ImputerError] = []
     for source, result in _in_order(recognizer, sources, options, window, overlap):
         if isinstance(result, ImputerError):

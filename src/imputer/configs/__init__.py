@@ -7,6 +7,7 @@ from imputer.configs.schema import (
     Config,
     Data,
     FrontEnd,
+    LanguageModel,
     Model,
     Rollin,
     Training,

@@ -83,6 +83,22 @@ class Model:
 
 
 @dataclass(frozen=True, config=NO_OTHERS)
+class LanguageModel:
+    """In the config.toml of a model folder: how to decode with a language model and hotwords. Tuned, not trained."""
+
+    lm_weight: PositiveOrNone = key(0.85, "weight of the language model's log probability")
+    token_bonus: Finite = key(3.0, "nats per token, against the language model's preference for few")
+    hotword_bonus: PositiveOrNone = key(1.5, "nats per piece of a hotword")
+    threshold: Annotated[Finite, Field(ge=0, le=2)] = key(
+        0.99, "frames that imputation gave at least this probability are not decided again"
+    )
+    beam: Count = key(64, "prefixes kept in the search")
+    margin: PositiveOrNone = key(12.0, "nats below the best prefix at which others are dropped")
+    most_tokens: Count = key(16, "tokens considered per frame")
+    least_probability: Share = key(0.001, "of a token that is considered")
+
+
+@dataclass(frozen=True, config=NO_OTHERS)
 class Vocabulary:
     """The tokenizer, trained on the transcripts of the training set unless an existing one is named."""
 

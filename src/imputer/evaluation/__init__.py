@@ -42,6 +42,7 @@ class Evaluation:
     utterances: list[Scored]
     decoding_seconds: float  # by the clock, or the processor's if there is one thread; with reading
     failed: dict[str, ImputerError] = field(default_factory=dict)  # by id
+    text: str = ""  # what was known of the text: "lm", "hotwords", "lm + hotwords" or nothing
 
     @property
     def wer(self) -> scoring.Interval:
@@ -76,6 +77,7 @@ class Evaluation:
             "model": self.name,
             "block_size": self.block_size,
             "strategy": self.strategy,
+            "text": self.text,
             "wer": asdict(self.wer),
             "cer": asdict(self.cer),
             "words": asdict(words),
@@ -115,6 +117,7 @@ def evaluate(
         [scored[place] for place in sorted(scored)],
         clock() - started,
         failed,
+        recognizer.knows_of_text(options),
     )
 
 

@@ -6,7 +6,6 @@ result is an alignment like any other: the best one of the transcript found that
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 
 from imputer import alignments
-from imputer.decoding import Imputation, Step
+from imputer.configs import LanguageModel as Settings
+from imputer.decoding import Hypothesis, Imputation, Searched, Step
 from imputer.errors import UsageError
 from imputer.languagemodel import beam as compiled
 from imputer.languagemodel import hotwords as hot
@@ -22,46 +22,9 @@ from imputer.languagemodel import trie
 from imputer.languagemodel.kneserney import Table
 from imputer.languagemodel.ngrams import LanguageModel
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How much weight text has, and how far to look. Tuned for a model, and stored with it."""
-
-    lm_weight: float = 0.5
-    token_bonus: float = 1.0  # nats for every token, against the language model's liking for few
-    beam: int = 32  # prefixes
-    threshold: float = 0.95  # frames of at least this probability stay as imputation left them
-    margin: float = 12.0  # nats below the best prefix at which others are dropped
-    most_tokens: int = 16  # tokens considered in a frame
-    least_probability: float = 1e-4  # of a token that is considered
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("lm_weight", 0, 100), ("token_bonus", -100, 100), ("beam", 1, 10_000), ("threshold", 0, 2),
-            ("margin", 0, 1e9), ("most_tokens", 1, 1e9), ("least_probability", 0, 1),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise UsageError(f"{name} is a number of {low:g} to {high:g}, got {value!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A transcript that the search found."""
-
-    tokens: list[int]
-    score: float  # what hypotheses are ranked by, in nats
-    acoustic: float  # log p(tokens | committed frames, x)
-    language: float  # log p(tokens) by the language model, without its weight
-
-
-@dataclass(frozen=True, slots=True)
-class Fusion:
-    """The finished alignments, and what else was found."""
-
-    imputation: Imputation
-    hypotheses: list[list[Hypothesis]]  # of each item, best first
-    decided: Tensor  # (batch, frame) True where the search, not imputation, chose
+# Without a language model a search knows less than imputation: on the held-out speakers of `english` it has 22.9 % WER
+# like imputation alone with frames below 0.5 open, and 26.2 with those below 0.99.
+SURE_ALONE = 0.5
 
 
 @torch.no_grad()
@@ -77,12 +40,13 @@ def fuse(
     mask: int,
     blank: int = 0,
     merge_repeats: bool = False,
-) -> Fusion:
+) -> Searched:
     """Decide the frames that imputation was not sure of by one more pass and a search with the language model."""
     if n_best < 1:
         raise UsageError(f"n_best is a whole number of at least 1, got {n_best!r}")
+    threshold = settings.threshold if lm is not None else min(settings.threshold, SURE_ALONE)
     inside = torch.arange(imputed.alignment.shape[1], device=frame_lengths.device) < frame_lengths[:, None]
-    decided = inside & (imputed.confidence < settings.threshold)
+    decided = inside & (imputed.confidence < threshold)
     open_items = decided.any(1)
     partial = imputed.alignment.masked_fill(decided, mask)
     if bool(open_items.any()):
@@ -113,9 +77,8 @@ def fuse(
         confidence,
         imputed.passes + int(bool(open_items.any())),
         imputed.passes_per_item + open_items,
-        None if imputed.trace is None else _trace(imputed, partial, alignment, open_items),
     )
-    return Fusion(whole, found, decided)
+    return Searched(whole, partial, found)
 
 
 class _Search:
@@ -192,17 +155,6 @@ def _aligned(
         merge_repeats=merge_repeats,
     )
     return found
-
-
-def _trace(imputed: Imputation, partial: Tensor, alignment: Tensor, open_items: Tensor) -> list[Tensor]:
-    """Imputation's passes, then the frames that were masked again, then the result; an item's rows end with it."""
-    assert imputed.trace is not None
-    last = imputed.passes_per_item[:, None]  # (batch, 1)
-    rows = [*imputed.trace, *([imputed.alignment] if bool(open_items.any()) else [])]
-    return [
-        torch.where(last > number, row, torch.where(last == number, partial, alignment))
-        for number, row in enumerate(rows, 1)
-    ]
 
 
 @lru_cache(maxsize=4)

@@ -56,6 +56,27 @@ def _holds_model(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and ((folder / WEIGHTS).is_file() or any(folder.glob(EXPORTED)))
 
 
+def language_model_file(path_or_name: str | Path) -> Path:
+    """The language model in a model folder, which may be called by its name."""
+    try:
+        folder = model_folder(path_or_name)
+    except UsageError:
+        raise UsageError(f"no language model {path_or_name}: neither a file nor a model with one") from None
+    if not (folder / LANGUAGE_MODEL).is_file():
+        raise UsageError(
+            f"the model {path_or_name} has no language model ({LANGUAGE_MODEL}); `imputer lm build` makes one"
+        )
+    return folder / LANGUAGE_MODEL
+
+
+def language_model_settings(folder: Path | None) -> configs.LanguageModel:
+    """How a model decodes with language models and hotwords: the section of its configuration, or the defaults."""
+    if folder is None or not (folder / CONFIG).is_file():
+        return configs.LanguageModel()
+    section = configs.read_toml(folder / CONFIG).get("language_model", {})
+    return configs.build(configs.LanguageModel, section, where=str(folder / CONFIG), prefix="language_model.")
+
+
 def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bool = False) -> None:
     """Write the model folder: weights (float16 if ``half``), configuration, tokenizer; each whole or not at all."""
     from safetensors.torch import save_file

@@ -57,7 +57,8 @@ class Service:
         """Warm up the models, so that the first client waits no longer than others, and open for work."""
         for recognizer in self.recognizers.values():
             silence = np.zeros(recognizer.sample_rate, np.float32)
-            for result in recognizer.decode([silence, silence[:8000]], Options(2)):
+            options = Options(2, lm=self.settings.lm, hotwords=self.settings.hotwords)
+            for result in recognizer.decode([silence, silence[:8000]], options):
                 if isinstance(result, Exception):
                     raise result
         self.batcher.start()
@@ -81,13 +82,23 @@ class Service:
             asked = protocol.parse(
                 [(name, value) for name, value in items if isinstance(value, str) and name != "file"],
                 self.block_sizes,
+                lm=self.settings.lm,
+                hotwords=self.settings.hotwords,
             )
+            self._check_words(asked)
             file = _file(items)
             if (file.size or 0) > self.settings.max_upload_bytes:
                 raise too_large(self.settings)
             loop = asyncio.get_running_loop()
             waveform = await loop.run_in_executor(self.decoders, self._decode, file, asked.model)
         return asked, plain_name(file.filename), waveform
+
+    def _check_words(self, asked: TranscriptionRequest) -> None:
+        """Refuse keywords that the model cannot write before the audio is read."""
+        try:
+            self.recognizers[asked.model].search(asked.options)
+        except UsageError as error:
+            raise Failure(400, str(error), code="invalid_value", param="keywords") from error
 
     def _decode(self, file: UploadFile, model: str) -> np.ndarray:
         recognizer = self.recognizers[model]
@@ -141,7 +152,8 @@ class Service:
     ) -> AsyncIterator[bytes]:
         """One event a pass with the partial alignment, one for what it settled of the text, and the end."""
         recognizer = self.recognizers[asked.model]
-        settled = protocol.Settled(recognizer, len(job.windows), asked.options.strategy in protocol.REVISING)
+        revising = asked.options.strategy in protocol.REVISING or recognizer.search(asked.options) is not None
+        settled = protocol.Settled(recognizer, len(job.windows), revising)
         hop_seconds = recognizer.window_frames()[1] * recognizer.frame_seconds
         while (seen := await queue.get()) is not None:
             window, number, partial, confidence = seen

@@ -3,6 +3,7 @@
 import difflib
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy as np
 
 from imputer import transcripts
 from imputer.audio import windows
+from imputer.data.text import plain
 from imputer.decoding import STRATEGIES, Decoded, Options
 from imputer.recognizer import Recognizer
 from imputer.server.failures import Failure
@@ -20,10 +22,11 @@ from imputer.transcripts import Token, Transcript, Word
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED = ("json", "text")
 GRANULARITIES = ("word", "segment")
+PROMPT_WORDS = 4  # of a phrase in a prompt that counts as a name
 MAX_BLOCK_SIZE = 64  # passes; a batch holds up all others for as long as it runs
 
 # Fields of OpenAI's own models that have no meaning here: taken, and left alone.
-IGNORED = ("prompt", "temperature", "chunking_strategy", "user")
+IGNORED = ("temperature", "chunking_strategy", "user")
 FIELDS = (
     "file",
     "model",
@@ -34,6 +37,9 @@ FIELDS = (
     "stream",
     "block_size",
     "strategy",
+    "lm",
+    "keywords",
+    "prompt",
     *IGNORED,
 )
 
@@ -61,8 +67,17 @@ class TranscriptionRequest:
     language: str = ""
 
 
-def parse(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int]) -> TranscriptionRequest:
-    """The text fields of a form, checked; the first known model is the default."""
+def parse(
+    items: Iterable[tuple[str, str]],
+    default_block_sizes: dict[str, int],
+    *,
+    lm: str | None = "default",
+    hotwords: tuple[str, ...] = (),
+) -> TranscriptionRequest:
+    """The text fields of a form, checked; the first known model is the default.
+
+    ``lm`` and ``hotwords`` are the server's own, for requests that do not say.
+    """
     fields: dict[str, list[str]] = {}
     for name, value in items:
         name = name.removesuffix("[]")
@@ -98,6 +113,8 @@ def parse(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int])
         options=Options(
             _block_size(one("block_size", str(default_block_sizes[model]))),
             _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
+            lm=lm if _one_of("lm", one("lm", "default"), ("default", "none")) == "default" else None,
+            hotwords=(*hotwords, *_keywords(one("keywords", "")), *_names(one("prompt", ""))),
         ),
         response_format=response_format,
         granularities=granularities or ("segment",),
@@ -105,6 +122,17 @@ def parse(items: Iterable[tuple[str, str]], default_block_sizes: dict[str, int])
         logprobs=bool(include),
         language=_language(one("language", ""), model),
     )
+
+
+def _keywords(given: str) -> list[str]:
+    """Words and phrases with commas between."""
+    return [word.strip() for word in given.split(",") if word.strip()]
+
+
+def _names(prompt: str) -> list[str]:
+    """Of OpenAI's prompt, the short phrases in letters alone: names and terms, as its own guide lists them."""
+    phrases = (plain(part) for part in re.split(r"[,;.!?:\n]", prompt))
+    return [one for one in phrases if 0 < len(one.split()) <= PROMPT_WORDS and re.fullmatch("[a-z' ]+", one)]
 
 
 def unknown_field(name: str) -> Failure:

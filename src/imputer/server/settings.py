@@ -11,6 +11,8 @@ class Settings:
 
     models: tuple[str, ...]  # folders or shipped names; the first is the default
     runtime: str = "torch"  # or "onnx", "onnx-int8"
+    lm: str | None = "default"  # language model of all models: their own, a path, or None
+    hotwords: tuple[str, ...] = ()  # for every request
     api_keys: tuple[str, ...] = ()  # none: everybody who can connect may ask
     max_upload_bytes: int = 25 * MEGABYTE
     max_seconds: float = 600.0  # of decoded audio in one recording
