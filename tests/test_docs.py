@@ -53,6 +53,7 @@ PARSED_ONLY = (
     "reproduce table2",
     "reproduce --all",
     "serve",
+    "lm build",
 )
 # What makes a training of the documentation end in a second; the network is that of the expert at hand.
 TINY = {

@@ -175,7 +175,7 @@ def test_evaluate_with_and_without(run, folder, plain, speech, tmp_path):
     manifest.write(
         tmp_path / "t.jsonl", [Utterance("a", str(tmp_path / "a.wav"), len(speech) / tones.RATE, TEXT)]
     )
-    code, out, _ = run("evaluate", tmp_path / "t.jsonl", "--model", folder, "--json", tmp_path / "s.json")
+    code, _, _ = run("evaluate", tmp_path / "t.jsonl", "--model", folder, "--json", tmp_path / "s.json")
     rows = json.loads((tmp_path / "s.json").read_text())["evaluations"]
     assert code == 0 and [row["text"] for row in rows] == ["", "lm"]
     assert [row["passes"] for row in rows] == [8, 9]

@@ -88,7 +88,7 @@ class LanguageModel:
 
     lm_weight: PositiveOrNone = key(0.85, "weight of the language model's log probability")
     token_bonus: Finite = key(3.0, "nats per token, against the language model's preference for few")
-    hotword_bonus: PositiveOrNone = key(1.5, "nats per piece of a hotword")
+    hotword_bonus: PositiveOrNone = key(2.0, "nats per piece of a hotword")
     threshold: Annotated[Finite, Field(ge=0, le=2)] = key(
         0.99, "frames that imputation gave at least this probability are not decided again"
     )

@@ -17,7 +17,7 @@ from imputer.data.text import read_lines
 from imputer.errors import UsageError
 from imputer.vocabulary import WORD_MARK, Vocabulary
 
-BONUS = 1.5  # nats per piece of a hotword
+BONUS = 2.0  # nats per piece of a hotword
 
 
 @dataclass(frozen=True, slots=True)
