@@ -6,6 +6,7 @@ import subprocess
 import sys
 import typing
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -159,6 +160,27 @@ def test_every_strategy(run, model, folder, strategy):
 def test_the_options_name_every_strategy_and_format():
     assert set(typing.get_args(command.Strategy)) == set(decoding.STRATEGIES)
     assert set(outputs.ENDINGS.values()) == set(typing.get_args(outputs.Format)) == set(transcripts.FORMATS)
+
+
+def test_a_recording_without_its_end_is_transcribed_with_one_line_of_warning(run, model, tmp_path):
+    """As a browser that crashed leaves it: no length, no index, half a block at the end."""
+    path = tmp_path / "talk.mkv"
+    text = "goluba midago ba lu"
+    samples = np.concatenate([tones.speak(text, 600)[0], tones.speak("ba ba lu", 601)[0]])
+    with av.open(str(path), "w", format="matroska", options={"live": "1"}) as output:
+        stream = output.add_stream("pcm_s16le", rate=tones.RATE, layout="mono")
+        for start in range(0, len(samples), 1600):
+            part = (32767 * samples[start : start + 1600]).astype(np.int16)[None]
+            frame = av.AudioFrame.from_ndarray(part, "s16", "mono")
+            frame.rate, frame.pts = tones.RATE, start
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    assert run(path, "--model", model) == (0, f"{text} ba ba lu\n", "")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(0.8 * len(content))])
+    code, out, err = run(path, "--model", model)
+    assert code == 0 and out.startswith(text)
+    assert err.startswith(f"imputer: {path}: the end of the audio is missing") and err.count("\n") == 1
 
 
 def test_bad_files_are_named_and_the_others_transcribed(run, model, folder, tmp_path):

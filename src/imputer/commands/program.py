@@ -3,7 +3,8 @@
 import errno
 import os
 import sys
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -43,8 +44,22 @@ def explain(words: list[str]) -> None:
         app[called].help = None
 
 
+def show_our_warnings_plainly() -> None:
+    """A warning of this package is one line on stderr; others look as Python shows them."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if category.__module__.startswith("imputer."):
+            print(f"imputer: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *rest, **more)
+
+    warnings.showwarning = show
+
+
 def main() -> NoReturn:
     """Run the command line; an error is one line on stderr and an exit code."""
+    show_our_warnings_plainly()
     try:
         explain(sys.argv[1:])
         app(sys.argv[1:], exit_on_error=False, print_error=False)
