@@ -1,11 +1,11 @@
 """Decoding: fill an all-mask alignment in a constant number of parallel passes (sec:inference).
 
-``impute`` runs the passes. A strategy is one small function that is shown the state of a pass and says
-which masked frames are committed in it. To add one, write the function and put it in ``STRATEGIES``.
+``impute`` runs the passes. A strategy is one small function that gets the state of a pass and returns
+the masked frames to commit in it. To add one, write the function and put it in ``STRATEGIES``.
 ``decode`` is what everybody calls who has a network: acoustic frames and ``Options`` in, one result per item out.
 
 A pass costs one evaluation of the network, whatever the length; ``block_size`` is the paper's B.
-B = 1 is one pass, greedy CTC; B = the number of frames is one frame a pass, in any order.
+B = 1 is one pass, greedy CTC; B = the number of frames is one frame per pass, in any order.
 """
 
 import math
@@ -25,7 +25,7 @@ Step = Callable[[Tensor], Tensor]  # partial (batch, frame) ids -> log_probs (ba
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a strategy sees. Frames beyond an item's length are never masked."""
+    """What a strategy gets. Frames beyond an item's length are never masked."""
 
     number: int  # of this pass, from 0
     block_size: int  # B
@@ -35,7 +35,7 @@ class Pass:
     scores: Tensor  # (batch, frame) its log probability, finite
     held: Tensor  # (batch, frame) log probability with which a committed frame was committed
     blank: int
-    seed: int  # for strategies that need chance
+    seed: int  # for strategies that draw at random
 
     @property
     def slots(self) -> Tensor:
@@ -79,7 +79,7 @@ def impute(
     ``step(partial)`` evaluates p(a_i | a~, x) for every frame, eqn:factorization. ``on_pass(partial, confidence, n)``
     is called after pass n = 1, 2, ... with the partial alignments and the probabilities of their committed
     frames (0 where masked). An item is decoded alike alone and in a batch, as long as ``step`` treats it alike.
-    Without ``generator`` chance is seeded with 0.
+    Without ``generator`` the seed is 0.
     """
     choose = _strategy(strategy)
     _check_block_size(block_size)
@@ -148,7 +148,7 @@ def top_k(now: Pass) -> Tensor:
 
     Where fewer than k frames can be had without neighbours, fewer are committed; what is left then comes in ones
     and twos, so that at most B + 2 passes are taken, and ``Imputation.passes`` says how many. With B = 1
-    neighbours are let through: one pass was asked for.
+    neighbours are allowed: B = 1 means one pass.
     """
     if now.block_size == 1:
         return now.masked
@@ -181,9 +181,9 @@ def annealing(
 
 # DEPARTURE adaptive: the paper fixes the number of passes beforehand; here the speech decides.
 def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor:
-    """Ours: commit whatever is surer than ``threshold``, and at least one frame a block.
+    """Ours: commit every frame with a probability above ``threshold``, and at least one frame per block.
 
-    Two neighbours go in one pass only if both are blank or both are surer still, than ``sure``. Easy speech
+    Two neighbours are committed in one pass only if both are blank or both are above ``sure``. Easy speech
     is done in two or three passes, the hardest in B. In each block the likeliest frame goes whatever its
     probability; slot B-1 only when it is all the block has left, and not beside the next block's slot 0 where
     the two may not go together: it then waits for the next pass. A block thus loses a frame every pass until
@@ -607,7 +607,7 @@ def _likeliest(log_probs: Tensor, masked: Tensor, mask: int, number: int) -> tup
 
 
 def _decision(choice: Tensor | tuple[Tensor, Tensor], now: Pass) -> tuple[Tensor, Tensor]:
-    """Newly committed and newly masked frames; a pass that moves nothing would go on for ever."""
+    """Newly committed and newly masked frames; a pass that commits nothing would never end."""
     commit, release = choice if isinstance(choice, tuple) else (choice, torch.zeros_like(now.masked))
     commit = commit & now.masked
     if not bool(commit.any()):

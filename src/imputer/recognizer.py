@@ -69,7 +69,7 @@ class Recognizer:
 
     @property
     def sample_rate(self) -> int:
-        """Samples a second that the model listens to; other rates are resampled."""
+        """Samples per second that the model takes; other rates are resampled."""
         return self.model.front_end.sample_rate
 
     @property
@@ -195,7 +195,7 @@ class Recognizer:
     ) -> list[Transcript]:
         """Transcribe recordings (samples,) at the model's rate as one batch, each whole.
 
-        ``on_pass(rows, number)`` is called after pass 1, 2, ... with one list of symbols a recording: a piece,
+        ``on_pass(rows, number)`` is called after pass 1, 2, ... with one list of symbols per recording: a piece,
         "_" for blank or "∅" for mask in every frame.
         """
         samples = [mono(waveform) for waveform in waveforms]
@@ -215,7 +215,7 @@ class Recognizer:
         return whole
 
     def symbols(self, partial: Sequence[int]) -> list[str]:
-        """One symbol a frame of a partial alignment: a piece, "_" for blank, "∅" for mask."""
+        """One symbol per frame of a partial alignment: a piece, "_" for blank, "∅" for mask."""
         return transcripts.symbols(partial, self.vocabulary, self.model.blank, self.model.mask)
 
     def _cuts(self, place: int, recording: Recording, frames: int, hop: int) -> list["_Cut"]:

@@ -2,10 +2,10 @@
 
 A token is spoken at the frame that carries it: there its time starts, earlier by ``delay``, the time that a model
 takes to recognise a token once its sound has begun. A word starts with its first letters and ends with its last
-ones, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks
-where it is recognised, not how long it lasts. A token's confidence is its probability in the pass that
-committed it; a word's is the least of its tokens'. On spoken digits that told right words from wrong ones a little
-better than their mean and about as well as their product, but with only 20 to 50 wrong words to judge by.
+ones, held on for ``HOLD_SECONDS`` or until the next word starts, because a token's frame marks where it is recognised,
+not how long it lasts. A token's confidence is its probability in the pass that committed it; a word's is the least of
+its tokens'. On spoken digits this separated right from wrong words a little better than their mean and about as well
+as their product, with only 20 to 50 wrong words to compare.
 
 To add a format, write a function of a transcript and a name and put it in ``FORMATS``.
 """
@@ -65,7 +65,9 @@ class Transcript:
     passes: int  # of the network, until the alignment was complete
     seconds: float  # of audio
     frame_seconds: float = 0.0  # from one frame of the alignment to the next
-    trace: list[list[str]] | None = None  # after each pass, one symbol a frame: a piece, "_" blank, "∅" mask
+    trace: list[list[str]] | None = (
+        None  # after each pass, one symbol per frame: a piece, "_" blank, "∅" mask
+    )
     alternatives: list[Alternative] = field(
         default_factory=list
     )  # with n_best, best first, this one included
@@ -147,7 +149,7 @@ def calibrated(confidence: float, points: Sequence[tuple[float, float]]) -> floa
 
 
 def symbols(partial: Sequence[int], vocabulary: Pieces, blank: int = 0, mask: int | None = None) -> list[str]:
-    """One symbol a frame of a partial alignment: its piece, "_" for blank, "∅" for mask."""
+    """One symbol per frame of a partial alignment: its piece, "_" for blank, "∅" for mask."""
     pieces = iter(vocabulary.pieces([token for token in partial if token not in (blank, mask)]))
     return [BLANK if token == blank else MASK if token == mask else next(pieces) for token in partial]
 

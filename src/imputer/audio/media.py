@@ -1,7 +1,7 @@
 """Containers that libsndfile does not read (m4a, mp4, mov, webm, aac, ...), decoded forward by av.
 
-av holds ffmpeg's libraries. It is told which demuxer to use: left to guess, it could take a file for a playlist and
-open what that lists. Memory is that of the slice being read, whatever the length of the file.
+av holds ffmpeg's libraries. The demuxer is named, not guessed: a guess could take a file for a playlist and open
+what that lists. Memory is that of the slice being read, whatever the length of the file.
 """
 
 import warnings

@@ -54,9 +54,9 @@ def _in_both_schemes(svg: str) -> str:
 
 
 def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -> "Figure":
-    """The alignment after every pass, like fig:imputation: a row a pass, a column a frame, bars between blocks.
+    """The alignment after every pass, like fig:imputation: a row per pass, a column per frame, bars between blocks.
 
-    The transcript needs a trace. What a pass commits stands out in it; long recordings go on in further lines.
+    The transcript needs a trace. What a pass commits stands out in it; long recordings take several lines.
     """
     if not transcript.trace:
         raise ValueError("the transcript has no trace: transcribe with trace=True")

@@ -61,7 +61,7 @@ class Evaluation:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work a second of audio; below 1 is faster than speech."""
+        """Seconds of processing per second of audio; below 1 is faster than real time."""
         return self.decoding_seconds / max(1e-9, sum(one.seconds for one in self.utterances))
 
     def worst(self, count: int) -> list[Scored]:
