@@ -56,8 +56,8 @@ export class Timeline {
 
   // More of an imputation that is still being written.
   grew() {
-    const { place, windows } = this.imputation;
-    if (place && this.following) this.reveal(windows[place.window].first, 0);
+    const { place } = this.imputation;
+    if (place && this.following) this.reveal(this.imputation.share(place.window)[0], 0);
     this.layout();
     this.go(NOW, true);
   }
