@@ -5,6 +5,7 @@ what that lists. Memory is that of the slice being read, whatever the length of 
 """
 
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -37,6 +38,9 @@ SIGNATURES = {
 
 # Formats without an index at hand: whether the last part is complete.
 IS_WHOLE = {"matroska": matroska_is_whole, "mp3": mpeg_is_whole}
+
+# Windows overlap: so much of what was decoded last stays in memory, so that the next window need not start over.
+HISTORY_SECONDS = 12.0
 
 # A file is cut off when its index promises this many seconds more than there are.
 SECONDS_MISSING = 0.5
@@ -124,8 +128,8 @@ class Media:
         self.close()
         self.container = self._open()
         self.parts = self._decoded()
-        self.buffer = np.zeros((0, 1), np.float32)
-        self.begin = 0  # the sample at which the buffer begins
+        self.kept: deque[np.ndarray] = deque()  # decoded parts, from sample ``begin`` to ``end``
+        self.begin = self.end = 0
 
     def _decoded(self) -> Iterator[np.ndarray]:
         """(sample, channel) float32, part by part."""
@@ -159,18 +163,17 @@ class Media:
         """(sample, channel) from sample ``start`` on; fewer than ``count`` where the audio ends."""
         if start < self.begin:
             self._restart()
-        parts, have = [self.buffer], self.begin + len(self.buffer)
-        while have < start + count and (part := next(self.parts, None)) is not None:
-            if have <= start:  # all so far lies before the slice
-                parts, self.begin = [], have
-            parts.append(part)
-            have += len(part)
-        parts = [part for part in parts if len(part)]
-        joined = np.concatenate(parts) if parts else np.zeros((0, self.channels), np.float32)
-        before = min(start - self.begin, len(joined))
-        # Neighbouring windows share a part, so the slice just read stays in memory.
-        self.buffer, self.begin = joined[before:], self.begin + before
-        return self.buffer[:count]
+        history = round(HISTORY_SECONDS * self.samplerate)
+        while self.end < start + count and (part := next(self.parts, None)) is not None:
+            self.kept.append(part)
+            self.end += len(part)
+            while self.begin + len(self.kept[0]) <= min(start, self.end - history):
+                self.begin += len(self.kept.popleft())
+        found, place = [np.zeros((0, self.channels), np.float32)], self.begin
+        for part in self.kept:
+            found.append(part[max(0, start - place) : max(0, start + count - place)])
+            place += len(part)
+        return np.concatenate(found)
 
     def close(self) -> None:
         if self.container is not None:
