@@ -32,6 +32,8 @@ def evaluate(
     device: str = "cpu",
     threads: int = 0,
     streaming: bool = False,
+    calibrate: bool = False,
+    reliability: Path | None = None,
     limit: int | None = None,
     worst: int = 3,
     json: Path | None = None,
@@ -72,6 +74,11 @@ def evaluate(
         Threads of the network; 0 is torch's own choice. With 1, RTF is processor time, whatever else is running.
     streaming
         Also feed every recording to a live stream: word errors of the settled text, and the delay of its words.
+    calibrate
+        Fit the confidences of words to this speech, which the model must not have been trained on, and store the map in
+        the model folder. The way of decoding in the last row is the one that is fitted.
+    reliability
+        Draw the share of right words by confidence: .svg, .png or .pdf.
     limit
         Score this many utterances, spread evenly over the manifest.
     worst
@@ -80,6 +87,7 @@ def evaluate(
         Also write everything to this file, every utterance included.
     """
     import itertools
+    from dataclasses import replace
 
     from rich.console import Console
 
@@ -114,6 +122,11 @@ def evaluate(
         (name, Recognizer.from_pretrained(name, runtime=runtime, device=device))
         for name in ([model, compare] if compare else [model])
     ]
+    if reliability:
+        atomic_files.probe(reliability)
+    if calibrate:  # from raw confidences, not from those of an older map
+        network = models[0][1].model
+        network.settings = replace(network.settings, confidence=())
     baselines = [(name, _baseline(name, runtime, device)) for name in beside or ()]
     clock = time.process_time if threads == 1 else time.perf_counter
     results: list[list[Evaluation]] = []
@@ -130,9 +143,12 @@ def evaluate(
     others = [_beside(name, baseline, utterances, clock) for name, baseline in baselines]
     console = Console() if sys.stdout.isatty() else Console(width=120)
     comparisons = [(a, b, evaluation.compare(a, b)) for a, b in _pairs(*results)] if compare else []
-    worst_of = results[0][-1]
+    worst_of = [row for row in results[0] if row.strategy != "streaming"][-1]
     results += [[other] for other in others]
     console.print(_table(results, str(manifest)))
+    _print_reliability(console, worst_of, reliability)
+    if calibrate:
+        console.print(_calibrate(worst_of, model), highlight=False, markup=False, soft_wrap=True)
     for name, delay in delays:
         console.print(_delay_line(name, delay), highlight=False, markup=False, soft_wrap=True)
     for first, second, difference in comparisons:
@@ -145,6 +161,47 @@ def evaluate(
         print(f"imputer: {error}", file=sys.stderr)
     if failed:
         sys.exit(1)
+
+
+def _print_reliability(console: Any, evaluated: "Evaluation", picture: Path | None) -> None:
+    """Confidence beside the share of right words, as a table and if asked for as a picture."""
+    from rich.table import Table
+
+    from imputer.evaluation import calibration
+
+    confidence, right = calibration.outcomes(evaluated.utterances)
+    bins = calibration.reliability(confidence, right) if confidence else []
+    if not bins:
+        return
+    table = Table("confidence", "words", "mean", "right %", title="confidence of words", box=None)
+    for one in bins:
+        span = f"{one.low:.1f} to {one.high:.1f}"
+        table.add_row(span, f"{one.words:,}", f"{one.confidence:.2f}", f"{100 * one.right:.0f}")
+    console.print(table)
+    error = calibration.expected_calibration_error(confidence, right)
+    console.print(f"expected calibration error {error:.3f}", highlight=False)
+    if picture:
+        from imputer.display import drawings
+
+        points = [(one.confidence, one.right, one.words) for one in bins]
+        drawings.save(drawings.reliability_diagram(points, title=evaluated.name), picture)
+
+
+def _calibrate(evaluated: "Evaluation", model: str) -> str:
+    """Fit the map, store it, and say what it does to the words it was fitted to."""
+    from imputer import models
+    from imputer.evaluation import calibration
+    from imputer.transcripts import calibrated
+
+    confidence, right = calibration.outcomes(evaluated.utterances)
+    if len(right) < calibration.FEWEST_WORDS:
+        raise UsageError(f"--calibrate needs {calibration.FEWEST_WORDS} words or more, got {len(right)}")
+    points = calibration.fit(confidence, right)
+    folder = models.model_folder(model)
+    models.store_confidence(folder, points)
+    after = calibration.expected_calibration_error([calibrated(c, points) for c in confidence], right)
+    where = folder / models.CONFIG
+    return f"confidences calibrated on {len(right):,} words, error {after:.3f} on them; stored in {where}"
 
 
 def _streamed(recognizer: "Recognizer", utterances: list["Utterance"], name: str) -> Any:

@@ -110,6 +110,24 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     return figure
 
 
+def reliability_diagram(points: Sequence[tuple[float, float, int]], *, title: str = "") -> "Figure":
+    """(confidence, share of right words, words) of each bin, beside the diagonal that a calibrated model follows."""
+    figure = sheet(4.2, 4.2)
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
+    axes.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS[0], marker="o", markersize=4)
+    for confidence, right, words in points:
+        axes.annotate(
+            f"{words:,}", (confidence, right), (4, -9), textcoords="offset points", fontsize=7, color=INK
+        )
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_aspect("equal")
+    dress(axes, "confidence (with the number of words)", "share of right words", title)
+    figure.tight_layout()
+    return figure
+
+
 def sheet(width: float, height: float) -> "Figure":
     """A figure of its own, in no window and no global state."""
     try:

@@ -30,6 +30,7 @@ class Scored:
     passes: int
     words: scoring.Errors
     characters: scoring.Errors
+    confidence: tuple[float, ...] = ()  # of each word of the hypothesis, if the recogniser gives any
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def evaluate(
         if isinstance(result, ImputerError):
             failed[utterance.id] = result
             continue
-        scored[place] = score(utterance, result.text, result.passes)
+        scored[place] = score(
+            utterance, result.text, result.passes, [word.confidence for word in result.words]
+        )
     return Evaluation(
         name,
         options.passes(recognizer.model),
@@ -137,12 +140,13 @@ def evaluate_baseline(
     return Evaluation(baseline.name, 0, baseline.strategy, scored, time.process_time() - started, failed)
 
 
-def score(utterance: Utterance, text: str, passes: int) -> Scored:
+def score(utterance: Utterance, text: str, passes: int, confidence: Sequence[float] = ()) -> Scored:
     """A hypothesis beside the reference."""
     words, characters = scoring.word_errors, scoring.character_errors
     return Scored(
         *(utterance.id, utterance.text, text, utterance.duration, passes),
         *(words(utterance.text, text), characters(utterance.text, text)),
+        tuple(confidence),
     )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 
+from imputer.evaluation import Scored
+
 BINS = 10
 POINTS = 16  # at most, of a stored map
 FEWEST_WORDS = 200  # fewer say nothing about a map
@@ -33,6 +35,18 @@ def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[boo
         if block.tag == "equal":
             right[block.dest_start : block.dest_end] = [True] * (block.dest_end - block.dest_start)
     return right
+
+
+def outcomes(utterances: Sequence[Scored]) -> tuple[list[float], list[bool]]:
+    """Every word of the hypotheses: its confidence, and whether it is right."""
+    confidence: list[float] = []
+    right: list[bool] = []
+    for one in utterances:
+        words = one.hypothesis.split()
+        if len(words) == len(one.confidence):
+            confidence += one.confidence
+            right += right_words(one.reference.split(), words)
+    return confidence, right
 
 
 def reliability(confidence: Sequence[float], right: Sequence[bool]) -> list[Bin]:

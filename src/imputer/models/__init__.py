@@ -6,6 +6,7 @@ tokenizer.model     vocabulary
 lm.bin              language model, if it has one
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,15 @@ def refuse_other_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], pa
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UsageError(f"{path} does not fit the model: {'; '.join(wrong[:3])}{more}")
+
+
+def store_confidence(folder: Path | str, points: Sequence[tuple[float, float]]) -> None:
+    """Write the map from raw to calibrated word confidence into the configuration of a model folder."""
+    path = Path(folder) / CONFIG
+    mapping = configs.read_toml(path)
+    mapping.setdefault("model", {})["confidence"] = [list(point) for point in points]
+    with atomic_files.replacing(path) as temporary:
+        temporary.write_text(configs.to_toml(mapping))
 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
