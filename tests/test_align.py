@@ -215,7 +215,7 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
         (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
         (["AUDIO", "--text", "abcdefgh " * 40], 1, "tokens, but the recording holds only"),
-        (["AUDIO", "--text", "abc", "-o", "AUDIO/x.json"], 2, "is no folder"),
+        (["AUDIO", "--text", "abc", "-o", "AUDIO/x.json"], 2, "is not a directory"),
         (["--manifest", "m.jsonl"], 2, "--manifest and --store together"),
         (
             ["--manifest", "m.jsonl", "--store", "s", "--workers", "-1"],
@@ -224,7 +224,7 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         ),
         (["--manifest", "m.jsonl", "--store", "s", "--batch-seconds", "0"], 2, "above 0, got 0"),
         (["--manifest", "m.jsonl", "--store", "s", "--batch-seconds", "nan"], 2, "above 0, got nan"),
-        (["--manifest", "m.jsonl", "--store", "AUDIO/s"], 2, "is no folder"),
+        (["--manifest", "m.jsonl", "--store", "AUDIO/s"], 2, "is not a directory"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -197,7 +197,7 @@ def test_a_kaldi_folder_of_whole_recordings(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("u1 YES\n")
     assert rows(found("kaldi", tmp_path)[0]) == [("u1", "yes", "", "")]
     (tmp_path / "text").unlink()
-    with pytest.raises(UsageError, match="holds no text"):
+    with pytest.raises(UsageError, match="has no text"):
         found("kaldi", tmp_path)
 
 
@@ -731,7 +731,7 @@ def test_lhotse_cuts(tmp_path: Path) -> None:
         found("lhotse", tmp_path / "none.jsonl")
     for content in ('{"a": 1}\n', "no cuts\n"):
         (tmp_path / "other.jsonl").write_text(content)
-        with pytest.raises(UsageError, match="holds no lhotse cuts"):
+        with pytest.raises(UsageError, match="has no lhotse cuts"):
             found("lhotse", tmp_path / "other.jsonl")
 
 
@@ -841,7 +841,7 @@ def test_cmudict_spells_a_phoneme_a_character(tmp_path: Path) -> None:
     only, _ = found("cmudict", tmp_path / "cmudict.dict", splits=("test",))
     assert [w.utterance.id for w in only] == [w.utterance.id for w in words if w.split == "test"]
     (tmp_path / "none.txt").write_text(";;; nothing\n")
-    with pytest.raises(UsageError, match="holds no pronunciations"):
+    with pytest.raises(UsageError, match="has no pronunciations"):
         found("cmudict", tmp_path / "none.txt")
 
 

@@ -84,7 +84,7 @@ def test_table_worst_and_json(run, place, tmp_path):
     )  # fmt: skip
     assert (code, err) == (0, "")
     assert "WER %" in out and "RTF" in out and "24 utterances" in out
-    assert "errors 1, words" in out and "heard" in out and "**" in out
+    assert "errors 1, words" in out and "hypothesis  " in out and "**" in out
     content = json.loads(path.read_text())
     rows = content["evaluations"]
     assert [(r["strategy"], r["block_size"]) for r in rows] == [
@@ -138,7 +138,7 @@ def test_nothing_is_scored_where_nothing_can_be_read(run, place, tmp_path):
     path = tmp_path / "scores.json"
     models = ("--model", place / "good", "--compare", place / "bad")
     code, out, err = run(tmp_path / "m.jsonl", *models, "--json", path)
-    assert (code, out) == (1, "") and "of 2 recordings none could be read" in err and "a.wav" in err
+    assert (code, out) == (1, "") and "none of 2 recordings could be read" in err and "a.wav" in err
     assert len(err.splitlines()) == 1 and not path.exists()
 
 
@@ -149,7 +149,7 @@ def test_everything_is_there_before_anything_is_scored(run, place, tmp_path, mon
         ("--compare", "nowhere"): "no model folder nowhere",
         ("--beside", tmp_path): "is not a model folder",
         ("--json", test / "scores.json"): f"cannot write {test / 'scores.json'}",
-        ("--json", tmp_path): "it is a folder",
+        ("--json", tmp_path): "it is a directory",
         ("--device", "nowhere"): "device 'nowhere'",
     }.items():
         code, out, err = run(test, "--model", good, *arguments)

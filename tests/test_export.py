@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_made(folders):
     below = folders / "model" / "config.toml"
     for more in ((), ("--half",)):
         code, _, err = call("export", folders / "model", below, *more)
-        assert code == 1 and f"{below} is no folder" in err and len(err.splitlines()) == 1, err
+        assert code == 1 and f"{below} is not a directory" in err and len(err.splitlines()) == 1, err
 
 
 def test_half_the_size_and_the_same_text(folders, spoken, tmp_path):

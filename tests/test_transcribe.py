@@ -232,7 +232,7 @@ def test_the_callers_mistakes(run, model, folder, tmp_path):
         ): "x.srt is a file, but 3 recordings need a folder",
         (wav, "--model", model, "--strategy", "best"): 'Invalid value "best" for --strategy',
         (wav, "--model", model, "--block-size", "many"): 'unable to convert "many"',
-        (bare, "--model", model): "holds no audio",
+        (bare, "--model", model): "has no audio files",
     }
     for arguments, message in mistakes.items():
         code, out, err = run(*arguments)

@@ -1,4 +1,4 @@
-"""Mistakes a person can mend: one line on the terminal, no stack trace."""
+"""Errors that a user can fix: one line on the terminal, no stack trace."""
 
 
 class ImputerError(ValueError):

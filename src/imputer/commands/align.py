@@ -57,7 +57,7 @@ def align(
         The file to write, its format by its ending: speech.srt. Standard output if not given. For a folder or a
         table, the folder that takes one file for each recording.
     device
-        cpu, or what torch calls another: cuda, mps.
+        A torch device: cpu, cuda, mps.
     manifest
         Corpora to align for training, one or more, instead of one recording.
     store

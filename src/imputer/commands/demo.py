@@ -20,7 +20,7 @@ def demo(*, train: bool = False, keep: Path | None = None) -> None:
     Parameters
     ----------
     train
-        Train a CTC expert and then an Imputer on a made-up language of tones, start to end.
+        Train a CTC expert and then an Imputer on generated audio: a language of tones.
     keep
         Keep the recordings, runs and models of --train in this folder.
     """
@@ -89,19 +89,19 @@ def train_one(console: "Console", folder: Path) -> None:
     from imputer.evaluation import scoring
     from imputer.recognizer import Recognizer
 
-    console.rule("An Imputer, trained on the spot")
+    console.rule("Training an Imputer")
     console.print(
-        "Speech of a made-up language, where each letter is a gliding chord, is recorded now. A CTC expert "
+        "Audio of an invented language, where each letter is a gliding chord, is generated. A CTC expert "
         "learns it and aligns it; then an Imputer learns from masked alignments. "
         f"It takes {SECONDS}.\n"
     )
-    heard = tones.make(str(folder / "train"), 240)
-    unheard = tones.make(str(folder / "test"), 40, seed=1)
+    trained_on = tones.make(str(folder / "train"), 240)
+    held_out = tones.make(str(folder / "test"), 40, seed=1)
     expert = configs.Config(
         front_end=configs.FrontEnd(channels=4),
         model=configs.Model(width=64, layers=2, heads=2, filter_size=192, dropout=0.0),
         vocabulary=configs.Vocabulary(units="characters", size=9),
-        data=configs.Data(train=(heard,), valid=(unheard,), batch_seconds=40, workers=0),
+        data=configs.Data(train=(trained_on,), valid=(held_out,), batch_seconds=40, workers=0),
         training=configs.Training(
             steps=300,
             learning_rate=4e-3,
@@ -111,11 +111,11 @@ def train_one(console: "Console", folder: Path) -> None:
             threads=1,
         ),
     )
-    console.print("[bold]1. The CTC expert[/bold] hears the recordings and their texts, but no times.")
+    console.print("[bold]1. The CTC expert[/bold] is trained on recordings and texts, without times.")
     ctc = training.train(expert, folder / "expert")
     console.print("\n[bold]2. It aligns them[/bold]: which frame says which letter.")
     store = folder / "train.alignments"
-    align_manifests([heard], store, ctc, batch_seconds=60.0)
+    align_manifests([trained_on], store, ctc, batch_seconds=60.0)
     console.print("\n[bold]3. The Imputer[/bold] learns to complete alignments of which parts are masked.")
     imputer = training.train(
         replace(
@@ -126,8 +126,8 @@ def train_one(console: "Console", folder: Path) -> None:
         ),
         folder / "imputer",
     )
-    console.print("\n[bold]4. Recordings it never heard[/bold], word error rates:")
-    utterances = list(Manifest(unheard))
+    console.print("\n[bold]4. Recordings that are not in the training data[/bold], word error rates:")
+    utterances = list(Manifest(held_out))
     for name, model, passes in (("CTC", ctc, 1), ("Imputer", imputer, 1), ("Imputer", imputer, 8)):
         recognizer = Recognizer.from_pretrained(model)
         said = recognizer.transcribe([u.audio_filepath for u in utterances], block_size=passes)
@@ -144,7 +144,7 @@ def train_one(console: "Console", folder: Path) -> None:
     longest = max(utterances, key=lambda utterance: utterance.duration)
     transcript = recognizer.transcribe(longest.audio_filepath, block_size=8, trace=True)
     animation.show(transcript, "a recording", block_size=8, console=console)
-    console.print(f"\n   heard:   {transcript.text}\n   spoken:  {longest.text}\n")
+    console.print(f"\n   hypothesis:  {transcript.text}\n   reference:   {longest.text}\n")
     console.print(
         "Next: imputer train --help, and docs/training.md for your own recordings.", highlight=False
     )

@@ -65,11 +65,11 @@ def evaluate(
         A language model: default is the one that a model has, if it has one; none; or a file. With one, there is a row
         without it as well.
     hotwords
-        Words and phrases that are expected, with commas between, or a file with one on a line.
+        Expected words and phrases, separated by commas, or a file with one per line.
     runtime
-        onnx and onnx-int8 want a folder written by `imputer export`.
+        onnx and onnx-int8 need a folder written by `imputer export`.
     device
-        cpu, or what torch calls another: cuda, mps.
+        A torch device: cpu, cuda, mps.
     threads
         Threads of the network; 0 is torch's own choice. With 1, RTF is processor time, whatever else is running.
     streaming
@@ -115,7 +115,7 @@ def evaluate(
     utterances = [u for u in evaluation.spread(corpus, limit) if u.text.split()]
     if not utterances:
         raise UsageError(f"{manifest} has no texts to score against")
-    # Whatever is missing is said before the work, not after it.
+    # Report what is missing before the work, not after it.
     if json:
         atomic_files.probe(json)
     models = [
@@ -262,7 +262,7 @@ def _scored(evaluated: "Evaluation") -> "Evaluation":
     if not evaluated.utterances:
         reasons = list(evaluated.failed.values())
         raise ImputerError(
-            f"{evaluated.name} could be scored on no utterance: of {count(len(reasons), 'recording')} none could "
+            f"{evaluated.name} could not be scored: none of {count(len(reasons), 'recording')} could "
             f"be read; the first: {reasons[0]}"
         )
     return evaluated
@@ -373,9 +373,9 @@ def _print_worst(console: Any, evaluated: "Evaluation", count: int) -> None:
             f"\n{one.id}: errors {one.words.total}, words {one.words.length}", markup=False, highlight=False
         )
         rows = scoring.word_alignment(one.reference, one.hypothesis)
-        for said, heard in _side_by_side(rows, console.width - 7):
-            console.print(f"said   {said}", markup=False, highlight=False, no_wrap=True)
-            console.print(f"heard  {heard}", markup=False, highlight=False, no_wrap=True)
+        for said, heard in _side_by_side(rows, console.width - 12):
+            console.print(f"reference   {said}", markup=False, highlight=False, no_wrap=True)
+            console.print(f"hypothesis  {heard}", markup=False, highlight=False, no_wrap=True)
 
 
 def _side_by_side(rows: list[tuple[str, str, str]], width: int) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ def lm(
     action
         What to do: build.
     files
-        Text, a sentence on a line: plain, .xz, .gz or .bz2. Lines that the model cannot spell are skipped.
+        Text, one sentence per line: plain, .xz, .gz or .bz2. Lines that the model cannot spell are skipped.
     model
         The model whose pieces are counted: a folder, or the name of a shipped model.
     order

@@ -39,16 +39,16 @@ def reproduce(
     all
         Run every experiment that needs no models of other trainings, one after the other.
     quick
-        On made data and in minutes, to see that everything works.
+        On generated data and in minutes, to see that everything works.
     on
         Another data set than the experiment's own: libri, libri_convolution, english, digits, digits_shifted, cmudict
         or tones.
     data
-        Where manifests, or the folders and archives to make them from, lie; made files go there too.
+        Folder with the manifests, or with the folders and archives to make them from; generated files go there too.
     runs
-        Where trainings live: runs/reproduce, or runs/quick with --quick.
+        Folder of the trainings: runs/reproduce, or runs/quick with --quick.
     output
-        Where results are written: results, or runs/quick/results with --quick.
+        Folder of the results: results, or runs/quick/results with --quick.
     seeds
         Repeat every training with so many seeds; error rates are means over them.
     models

@@ -43,19 +43,19 @@ def serve(
     host
         Address to listen on. The default can be reached from this machine only.
     port
-        Port to listen on; 0 takes a free one and says which.
+        Port to listen on; 0 takes a free one and prints it.
     api_key_file
-        File with the keys that clients must send as "Authorization: Bearer KEY", one a line.
+        File with the keys that clients must send as "Authorization: Bearer KEY", one per line.
     max_upload_mb
         Largest upload, in megabytes.
     max_seconds
         Longest recording, in seconds after decoding.
     queue
-        Requests that each worker takes in at once; more are answered 429 with Retry-After.
+        Requests in progress per worker; more are answered 429 with Retry-After.
     batch
         Most recordings that go through the network together; 1 turns batching off.
     patience_ms
-        How long a batch waits for company, in milliseconds, when there is a sign of any.
+        Batching delay in milliseconds, applied only under concurrent load.
     workers
         Processes, each with its own copy of the model.
     threads
@@ -63,9 +63,9 @@ def serve(
     lm
         A language model: default is the one that a model has, if it has one; none; or a file. Requests can turn it off.
     hotwords
-        Words and phrases that are expected in every recording, with commas between, or a file with one on a line.
+        Words and phrases expected in every recording, separated by commas, or a file with one per line.
     runtime
-        What runs the model; the onnx ones need a folder made by "imputer export".
+        What runs the model; onnx and onnx-int8 need a folder written by "imputer export".
     quiet
         Log warnings and errors only.
     """
@@ -112,14 +112,14 @@ def serve(
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; empty lines and lines that start with # do not count."""
+    """The keys in a file, one per line; empty lines and lines that start with # are skipped."""
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no text file with keys") from None
+        raise UsageError(f"{path} is not a text file with keys") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise UsageError(f"{path} has no key in it: write one on a line of its own")
+        raise UsageError(f"{path} has no keys: write one per line")
     return keys

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imputer.recognizer import Recognizer
     from imputer.transcripts import Transcript
 
-ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be strung together on standard output
+ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be concatenated on standard output
 PICTURES = (".svg", ".png", ".pdf")
 
 Strategy = Literal[
@@ -29,7 +29,7 @@ Strategy = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A recording, how messages call it, and its place below the output folder: as below the folder it came from."""
+    """A recording, its name in messages, and its place below the output folder: as below the folder it came from."""
 
     name: str
     audio: Any
@@ -53,7 +53,7 @@ def transcribe(
     show: bool = False,
     figure: Path | None = None,
 ) -> None:
-    """Write down what is said in audio files, folders of them, or standard input (-).
+    """Transcribe audio files, folders of them, or standard input (-).
 
     - imputer transcribe speech.wav
     - imputer transcribe talk.m4a -o talk.srt
@@ -83,18 +83,18 @@ def transcribe(
         A language model: default is the one that the model has, if it has one; none; the name of another model; or
         a file that `imputer lm build` wrote, or an ARPA file.
     hotwords
-        Words and phrases that are expected, with commas between, or a file with one on a line.
+        Expected words and phrases, separated by commas, or a file with one per line.
     n_best
         How many transcripts to write for each recording, with scores; they are in the json.
     runtime
-        onnx and onnx-int8 want a folder written by `imputer export`.
+        onnx and onnx-int8 need a folder written by `imputer export`.
     device
-        cpu, or what torch calls another: cuda, mps.
+        A torch device: cpu, cuda, mps.
     window
         Longest piece decoded at once, in seconds; longer recordings are cut and joined. 24 unless the model
         says otherwise.
     overlap
-        What neighbouring pieces share, in seconds; 4, but at most a quarter of the window.
+        Overlap of neighbouring pieces, in seconds; 4, but at most a quarter of the window.
     show
         Show the alignment being filled in, pass by pass, and the words; --output writes a file as well.
     figure
@@ -104,7 +104,7 @@ def transcribe(
     from imputer.languagemodel.hotwords import read
     from imputer.recognizer import Recognizer
 
-    # A bad option is told before anything is read.
+    # Report a bad option before anything is read.
     options = Options(
         block_size,
         strategy,
@@ -121,7 +121,7 @@ def transcribe(
     targets, written = _targets(output, sources, format)
     _probe(targets, figure)
     recognizer = Recognizer.from_pretrained(model, runtime=runtime, device=device)
-    recognizer.search(options)  # a bad language model or hotword is told once, not per recording
+    recognizer.search(options)  # report a bad language model or hotword once, not per recording
     failures: list[ImputerError] = []
     for source, result in _in_order(recognizer, sources, options, window, overlap):
         if isinstance(result, ImputerError):
@@ -155,7 +155,7 @@ def _sources(files: tuple[str, ...]) -> Iterator[Source]:
         elif Path(file).is_dir():
             found = sorted(path for path in Path(file).rglob("*") if is_audio(path) and path.is_file())
             if not found:
-                raise UsageError(f"the folder {file} holds no audio ({' '.join(sorted(AUDIO_ENDINGS))})")
+                raise UsageError(f"the folder {file} has no audio files ({' '.join(sorted(AUDIO_ENDINGS))})")
             yield from (Source(str(path), path, path.relative_to(file)) for path in found)
         else:
             yield Source(file, file, Path(Path(file).name))
@@ -214,7 +214,7 @@ def _in_order(
 
 
 def _seconds(sources: list[Source]) -> float | None:
-    """All audio there is, for the bar; a source that cannot be told beforehand leaves it open."""
+    """Seconds of all audio, for the bar; None if a source cannot be measured before it is read."""
     from imputer import audio
 
     total = 0.0
@@ -224,7 +224,7 @@ def _seconds(sources: list[Source]) -> float | None:
         try:
             total += audio.info(source.audio).seconds
         except ImputerError:
-            continue  # told in its turn
+            continue  # reported in its turn
     return round(total) or None
 
 

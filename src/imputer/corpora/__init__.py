@@ -2,7 +2,7 @@
 
 A corpus is a function of (source folder, ``Options``) that yields what it found: ``Found`` utterances, and
 ``Dropped`` items with the reason. It need not check the audio, nor for doubles: that is done for all alike by
-``imputer.corpora.checks``. To add a corpus, write such a function and add a line here.
+``imputer.corpora.validation``. To add a corpus, write such a function and add a line here.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
 Augmentation on the fly cannot reach frames that a pretrained encoder made beforehand; copies of the audio can.
 Every copy is drawn from (seed, number of the utterance): the same command makes the same copies, and one that was
-stopped goes on where it stopped.
+interrupted resumes.
 """
 
 import hashlib

@@ -46,7 +46,7 @@ def cmudict(source: Path, options: Options) -> Iterator[Found | Dropped]:
         else:
             words[spelled] = said
     if not words:
-        raise UsageError(f"{path} holds no pronunciations; expected lines like 'cat K AE1 T'")
+        raise UsageError(f"{path} has no pronunciations; expected lines like 'cat K AE1 T'")
     for spelled, split in zip(words, _splits(len(words), options.seed), strict=True):
         seconds = HELD * FRAME_SECONDS * len(spelled)
         word = Utterance(spelled, str(path), seconds, words[spelled])

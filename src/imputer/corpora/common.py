@@ -1,4 +1,4 @@
-"""What the corpora share: what they yield, what they are told, and the house form of text."""
+"""What the corpora share: what they yield, their options, and the form of their texts."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Options:
-    """What a corpus may be told; each reads what concerns it."""
+    """Options of all corpora; each reads those that concern it."""
 
     audio_folder: Path = Path("audio")  # where corpora that write audio put it
     splits: tuple[str, ...] = ()  # the parts wanted; () is all

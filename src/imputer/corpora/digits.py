@@ -1,7 +1,7 @@
 """Connected digit strings, joined from recordings of single digits by one speaker at a time.
 
 The recordings are a table ``segments.tsv`` into longer files, or files named DIGIT_SPEAKER_N as in AudioMNIST and the
-Free Spoken Digit Dataset. Speakers are parted into train, valid and test; nobody is heard in two of them.
+Free Spoken Digit Dataset. Speakers are split into train, valid and test; no speaker is in two of them.
 
 A string is one to ten digits; every piece loses a little of its silence at random. What lies between the pieces is
 drawn anew for every string (``BACKGROUNDS``): the speaker's own room, digital silence as noise gates leave it, white
@@ -65,7 +65,7 @@ def digits(source: Path, options: Options) -> Iterator[Found | Dropped]:
         else:
             speakers[item.speaker].append(item)
     if not speakers:
-        raise UsageError(f"{source} holds no segments.tsv and no files named DIGIT_SPEAKER_N.wav")
+        raise UsageError(f"{source} has no segments.tsv and no files named DIGIT_SPEAKER_N.wav")
     splits = split_speakers(sorted(speakers), options)
     for speaker in sorted(speakers):
         if options.splits and splits[speaker] not in options.splits:
@@ -184,7 +184,7 @@ def _energies(samples: np.ndarray) -> np.ndarray:
 
 
 class Room:
-    """What is heard when the speaker is silent: the level, and noise of the same colour."""
+    """The background between words: its level, and noise of the same spectrum."""
 
     def __init__(self, recordings: list[np.ndarray], random: np.random.Generator) -> None:
         energies = np.concatenate([_energies(samples) for samples in recordings])

@@ -1,4 +1,4 @@
-"""Fetching archives: taken up where it broke off, checked against a sum, unpacked whole or not at all."""
+"""Downloading archives: resumed after an interruption, compared with a checksum, unpacked whole or not at all."""
 
 import hashlib
 import http.client
@@ -120,7 +120,7 @@ def unpack(archive: Path, folder: Path, inside: str) -> None:
                 tar.extract(member, temporary, filter="data")
                 advance()
         if not (temporary / inside).is_dir():
-            raise ImputerError(f"{archive} holds no {inside}")
+            raise ImputerError(f"{archive} has no {inside}")
         _merge(temporary, folder, inside)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ImputerError(f"{archive}: cannot be unpacked ({error})") from error

@@ -39,7 +39,7 @@ def folder(source: Path, options: Options) -> Iterator[Found | Dropped]:
     tables = sorted(path for path in source.iterdir() if path.suffix.lower() in TABLE_ENDINGS)
     if len(tables) > 1:
         raise UsageError(
-            f"{source} holds several tables ({', '.join(path.name for path in tables)}); give one of them as source"
+            f"{source} has several tables ({', '.join(path.name for path in tables)}); give one of them as source"
         )
     yield from _table(tables[0], source, options) if tables else _pairs(source, options)
 

@@ -14,7 +14,7 @@ def kaldi(source: Path, options: Options) -> Iterator[Found | Dropped]:
     existing_folder(source, "a Kaldi data folder with wav.scp and text")
     for needed in ("wav.scp", "text"):
         if not (source / needed).is_file():
-            raise UsageError(f"{source} holds no {needed}; a Kaldi data folder has wav.scp and text")
+            raise UsageError(f"{source} has no {needed}; a Kaldi data folder has wav.scp and text")
     text_of = normaliser(options, "lower")
     recordings = dict(_pairs(source / "wav.scp"))
     speakers = dict(_pairs(source / "utt2spk")) if (source / "utt2spk").is_file() else {}

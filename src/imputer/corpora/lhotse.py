@@ -30,7 +30,7 @@ def _cuts(cut_set: Any, source: Path) -> Iterator[Any]:
     try:
         yield from cut_set.from_file(str(source))
     except Exception as error:
-        raise UsageError(f"{source} holds no lhotse cuts: {error}") from error
+        raise UsageError(f"{source} has no lhotse cuts: {error}") from error
 
 
 def _found(cut: Any, supervision: Any, text: str) -> Found | Dropped:

@@ -57,7 +57,7 @@ def librispeech(source: Path, options: Options) -> Iterator[Found | Dropped]:
             there = ", ".join(parts) or "none"
             raise UsageError(f"{source} has no part {part!r} (there: {there}); --download fetches it")
     if not parts:
-        raise UsageError(f"{source} holds no LibriSpeech part such as dev-clean; --download fetches them")
+        raise UsageError(f"{source} has no LibriSpeech part such as dev-clean; --download downloads them")
     text_of = normaliser(options, "lower")
     for split, (part, speakers) in (wanted or {part: (part, ()) for part in parts}).items():
         missing = sorted(set(speakers) - {path.name for path in parts[part].iterdir()}, key=int)

@@ -133,7 +133,7 @@ def speech(
     voices = installed_voices()
     yield from drops
     if not sentences:
-        raise ImputerError(f"{source}: no sentence in it can be said")
+        raise ImputerError(f"{source}: no sentence can be synthesised")
     _claim(audio_folder, sentences, seed, voices)
     with _encoding(frames_cache) as (encoder, keep):
         make = partial(_make, folder=audio_folder, seed=seed, voices=voices, encoder=encoder)
@@ -170,7 +170,7 @@ def _speech(
 
 
 def read_sentences(source: Path) -> tuple[list[str], list[Dropped]]:
-    """What can be said of a text file, one sentence a line, and the rest with reasons."""
+    """What can be said of a text file, one sentence per line, and the rest with reasons."""
     sentences: list[str] = []
     drops: list[Dropped] = []
     for number, line in read_lines(source):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 def probe(path: Path | str) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Raise before the work what would fail after it."""
     path = Path(path)
     temporary = _beside(path)
     try:
@@ -47,7 +47,7 @@ def probe(path: Path | str) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {_reason(error)}") from error
     if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder; give the name of a file")
+        raise UsageError(f"cannot write {path}: it is a directory; give the name of a file")
 
 
 def _beside(path: Path) -> Path:
@@ -56,5 +56,5 @@ def _beside(path: Path) -> Path:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, FileExistsError):  # where a folder should be made
-        return f"{error.filename} is no folder"
+        return f"{error.filename} is not a directory"
     return error.strerror or str(error)
