@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import subprocess
 import tarfile
 from collections import Counter
 from dataclasses import replace
@@ -28,6 +29,7 @@ from imputer.recognizer import Recognizer
 from imputer.research import bound, claims, datasets, migration, provenance, report, results
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, Trained, curve, dp, kinds, run_name, transcribed, way
+from imputer.vocabulary import Vocabulary
 from trainings import imputer
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
@@ -246,6 +248,23 @@ def test_the_reported_figures_follow_from_the_stored_errors() -> None:
     assert {path.name for path in (ROOT / "docs" / "results").iterdir()} == wanted  # nothing is left over
 
 
+def test_seeds_are_shown_apart(place: Path, tmp_path: Path) -> None:
+    content = json.loads((place / "results" / "table2.json").read_text())
+    for row in content["rows"]:
+        row["words"].append([errors // 2 for errors in row["words"][0]])
+        row["characters"] *= 2
+    found = results.completed("table2", content, [("CTC", "DP, 8 passes")])
+    page = report.page(place / "results", found, {})
+    rates = ", ".join(f"{100 * rate:.1f}" for rate in found.trials("CTC").by_seed)
+    assert (
+        "WER % by seed" in page
+        and f"| {rates} |" in page
+        and found.difference("CTC", "DP, 8 passes").seeds == 2
+    )
+    report.draw(found, tmp_path)
+    assert (tmp_path / "table2.svg").stat().st_size > 10_000
+
+
 def test_the_summary_fits_a_screen() -> None:
     text = (ROOT / "RESULTS.md").read_text()
     assert len(text.splitlines()) <= 60 and len(text) < 6000
@@ -276,6 +295,23 @@ def test_the_fingerprint_of_code_is_that_of_what_runs(tmp_path: Path) -> None:
     assert fingerprint(source) == first
     (tmp_path / "data" / "b.py").write_text("x = 1")
     assert fingerprint(source) != first
+
+
+def test_the_commit_is_that_of_our_own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src" / "imputer"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    assert provenance.checkout() == ("", False)
+    git = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
+    git(["git", "init"])
+    (package / "__init__.py").write_text("")
+    assert provenance.checkout() == ("", False)  # a package inside somebody's repository, not part of it
+    git(["git", "add", "."])
+    git(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"])
+    commit, dirty = provenance.checkout()
+    assert len(commit) == 40 and not dirty
+    (package / "__init__.py").write_text("x = 1")
+    assert provenance.checkout() == (commit, True)
 
 
 def test_the_code_of_a_training_is_found() -> None:
@@ -329,7 +365,7 @@ def test_decoding_is_that_of_the_recogniser(place: Path) -> None:
         utterances, block_size=4, strategy="right_most_last"
     )
     assert [each.text for each in found] == [each.text for each in said]
-    assert [p["step"] for p in curve(trained)] == [1, 2, 3, 4, 5, 6]
+    assert [p["step"] for p in curve(trained)] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_seeds_stay_apart(place: Path) -> None:
@@ -348,15 +384,20 @@ def test_dropout_of_an_imputer_is_not_that_of_its_expert(place: Path) -> None:
 
 
 def test_errors_a_language_model_would_fix_are_counted(place: Path) -> None:
-    class Silence:
-        """Holds the empty text for the likeliest."""
+    dataset = SMALL(place / "runs")
+    known: list[list[int]] = []
 
-        def score(self, tokens: list[int]) -> float:
-            return -len(tokens)
+    class Strict:
+        """Gives the references probability 1 and everything else next to none."""
 
-    lab = Lab(SMALL(place / "runs"), place / "runs", lm=Silence())
-    row = lab.row("a", lambda t: t.expert(), way(1))
-    assert len(row["fixable"][0]) == 3 and max(row["fixable"][0]) <= max(row["words"][0])
+        def check(self, vocabulary: Vocabulary) -> None:
+            known.extend(vocabulary.encode(u.text) for u in Manifest(dataset.test))
+
+        def score(self, tokens: list[int], *, end: bool) -> float:
+            return 0.0 if tokens in known else -100.0
+
+    row = Lab(dataset, place / "runs", lm=Strict()).row("a", lambda t: t.expert(), way(1))
+    assert row["fixable"] == [[int(errors == 1) for errors in row["words"][0]]]
 
 
 def test_kinds_of_errors() -> None:

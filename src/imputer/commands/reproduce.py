@@ -26,11 +26,12 @@ def reproduce(
     """Regenerate the paper's tables and figures: train what they need, decode, and write results and a report.
 
     - imputer reproduce --list
-    - imputer reproduce table2
+    - imputer reproduce table2 --seeds 3
     - imputer reproduce --all --quick
+    - imputer reproduce --verify
 
-    Trainings are shared between experiments. An interrupted one resumes when the same command is given again.
-    RESULTS.md is written beside the folder of results, a page for every experiment into docs/results.
+    Experiments share their trainings. The same command resumes an interrupted run. RESULTS.md is written beside the
+    folder of results, a page for every experiment into docs/results.
 
     Parameters
     ----------

@@ -53,8 +53,11 @@ def checkout() -> tuple[str, bool]:
 
     An installed package has no checkout: the commit is then empty, and ``code`` says what ran.
     """
-    commit = _git("rev-parse", "HEAD")
-    return commit, bool(commit and _git("status", "--porcelain", "--", "."))
+    if not _git(
+        "ls-files", "--", "__init__.py"
+    ):  # nor is an environment inside another repository a checkout of ours
+        return "", False
+    return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", "."))
 
 
 def _git(*words: str) -> str:

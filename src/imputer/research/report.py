@@ -127,6 +127,9 @@ def provenance_lines(result: Result) -> list[str]:
             ", ".join(f"{key} = {value}" for key, value in run.get("settings", {}).items()),
         )))  # fmt: skip
         rows.append(("training", f"`{name}` ({more})" if more else f"`{name}`"))
+    rows += [
+        ("model", f"`{name}`, weights {one['weights']}") for name, one in result.get("models", {}).items()
+    ]
     return lines + markdown(("", ""), rows)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from imputer import research
 from imputer.data.manifest import Manifest
-from imputer.errors import UsageError
 from imputer.research import datasets, provenance, results
 from imputer.research.datasets import DataSet
 from imputer.research.trainings import Lab
@@ -75,8 +74,6 @@ def described(dataset: DataSet, name: str) -> dict[str, Any]:
 
 def language_model(path: Path) -> Any:
     """A language model from its file."""
-    try:
-        from imputer import languagemodel
-    except ImportError as error:
-        raise UsageError("--lm: this version has no language model") from error
-    return languagemodel.LanguageModel.load(path)
+    from imputer.languagemodel import LanguageModel  # compiled when it is first needed
+
+    return LanguageModel.load(path)

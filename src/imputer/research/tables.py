@@ -1,5 +1,6 @@
 """Pieces of Markdown for the experiments and the report."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from imputer.evaluation.trials import Estimate
@@ -9,9 +10,14 @@ from imputer.research.results import Result
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table, its first column to the left, the others to the right if they are figures."""
     body = [list(row) for row in rows]
-    figures = [all(not row[i] or row[i][0] in "0123456789-+–−" for row in body) for i in range(len(headings))]
+    figures = [all(_is_figure(row[i]) for row in body) for i in range(len(headings))]
     rule = ["---:" if figure and i else "---" for i, figure in enumerate(figures)]
     return [f"| {' | '.join(row)} |" for row in ([*headings], rule, *body)]
+
+
+def _is_figure(cell: str) -> bool:
+    """Whether a cell is empty, or a number with no words behind it."""
+    return not cell or bool(re.match(r"[-+–−\d](?!.*[A-Za-z]{3})", cell))
 
 
 def percent(value: float) -> str:

@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -81,20 +81,17 @@ class Lab:
         """The utterances of the test set that are scored."""
         return evaluation.spread(Manifest(self.dataset.test), at_most or self.dataset.scored)
 
-    def rows(
-        self, make: "Maker", ways: Mapping[str, Options], *, at_most: int | None = None, **more: Any
-    ) -> list[Row]:
+    def rows(self, make: "Maker", ways: Mapping[str, Options], *, at_most: int | None = None) -> list[Row]:
         """Train with every seed, decode the test set in every way: a row of errors for each, by name."""
         made = [make(self.trainings(seed)) for seed in self.seeds]
         utterances = self.utterances(at_most)
         found = [transcribed(one, self.dataset, utterances, list(ways.values())) for one in made]
-        score = self._score(made[0])
+        score = self._score(made[0], [u.text for u in utterances])
         return [
             {
                 "name": name,
                 "trained": [model.folder.name for model in made],
                 "steps": made[0].steps,
-                **more,
                 **self.errors(one, utterances, [each[one] for each in found], score),
             }
             for name, one in ways.items()
@@ -104,12 +101,23 @@ class Lab:
         """The same for one way of decoding."""
         return self.rows(make, {name: one}, at_most=at_most)[0]
 
-    def _score(self, trained: "Trained") -> Callable[[list[str]], float] | None:
-        """The log probability of words under the language model, if there is one."""
-        if self.lm is None:
+    def _score(self, trained: "Trained", texts: Iterable[str]) -> Callable[[list[str]], float] | None:
+        """How likely words are under the language model, if there is one.
+
+        Every token is given the mean of the references, so that a text is not the likelier for being shorter.
+        """
+        if (lm := self.lm) is None:
             return None
         vocabulary = Vocabulary.load(trained.model / models.TOKENIZER)
-        return lambda words: float(self.lm.score(vocabulary.encode(" ".join(words))))
+        lm.check(vocabulary)
+        references = [vocabulary.encode(text) for text in texts]
+        mean = sum(lm.score(one, end=True) for one in references) / sum(map(len, references))
+
+        def score(words: list[str]) -> float:
+            tokens = vocabulary.encode(" ".join(words))
+            return float(lm.score(tokens, end=True) - mean * len(tokens))
+
+        return score
 
     def errors(
         self,
@@ -392,7 +400,8 @@ def curve(trained: Trained) -> list[dict[str, float]]:
     before = curve(trained.start) if trained.start else []
     offset = trained.start.steps if trained.start else 0
     lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
-    return before + [{"step": offset + line["step"], **line["valid"]} for line in lines if "valid" in line]
+    measured = [line for line in lines if "valid" in line and (line["step"] or not before)]
+    return before + [{"step": offset + line["step"], **line["valid"]} for line in measured]
 
 
 def say(line: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from imputer import lattice
 from imputer.research.benchmarks import bench_objectives
+from imputer.research.measuring import least, one_thread, show
 
 SHAPES = (
     (12, 200, 401, 24),
@@ -25,26 +26,18 @@ NEVER = -1e30
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return milliseconds and ratios of every shape and topology."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "batch, T, C, S, repeats", "m * 2**e, ms", "log space, ms", "ratio", title="sum over alignments"
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         results = [
             compare(shape, merge_repeats, rounds=3 if quick else 15)
             for shape in (SHAPES[:1] if quick else SHAPES)
             for merge_repeats in (False, True)
         ]
-    finally:
-        torch.set_num_threads(threads)
+    rows = []
     for result in results:
         name = f"{', '.join(map(str, result['shape']))}, {'merged' if result['merge_repeats'] else 'kept'}"
-        table.add_row(name, f"{result['ours']:.2f}", f"{result['log_space']:.2f}", f"{result['ratio']:.1f}")
-    Console().print(table)
+        rows.append((name, f"{result['ours']:.2f}", f"{result['log_space']:.2f}", f"{result['ratio']:.1f}"))
+    headings = ("batch, T, C, S, repeats", "m * 2**e, ms", "log space, ms", "ratio")
+    show("sum over alignments", headings, rows)
     return {"results": results}
 
 
@@ -64,7 +57,7 @@ def compare(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
 
     for one, other in zip(ours(), in_log_space(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-    fast, slow = bench_objectives.least([ours, in_log_space], rounds)
+    fast, slow = (1000 * seconds for seconds in least([ours, in_log_space], rounds))
     return {
         "shape": shape, "merge_repeats": merge_repeats, "ours": fast, "log_space": slow, "ratio": slow / fast,
     }  # fmt: skip

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from imputer import audio
 from imputer.data import manifest
 from imputer.data.batching import FilterbankExtract, SpeechDataset, batches, plan_epoch
 from imputer.data.manifest import Manifest, Utterance
+from imputer.research.measuring import one_thread, show
 
 REAL_TIME_TARGET = 250  # seconds of audio a second on one core
 OPEN_TARGET = 1.0  # seconds for 100,000 lines
@@ -21,38 +21,27 @@ GROWTH_TARGET = 16.0  # megabytes over the later part of an epoch
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures: one thread, interleaved, least CPU time of several."""
-    from rich.console import Console
-    from rich.table import Table
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            figures = {
-                **_real_time(Path(folder), rounds=2 if quick else 8, files=6 if quick else 24),
-                **_opening(Path(folder), lines=20_000 if quick else 100_000),
-                **_memory(Path(folder), repeats=40 if quick else 300),
-            }
-    finally:
-        torch.set_num_threads(threads)
-    table = Table("figure", "value", "target", title="from manifest to batches, one core")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for kind in ("ogg", "flac", "ogg_slices"):
-        name = kind.replace("_", " ")
-        table.add_row(
-            f"{name} to 240 features", f"{figures[kind]:,.0f}x real time", f">= {REAL_TIME_TARGET}x"
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        figures = {
+            **_real_time(Path(folder), rounds=2 if quick else 8, files=6 if quick else 24),
+            **_opening(Path(folder), lines=20_000 if quick else 100_000),
+            **_memory(Path(folder), repeats=40 if quick else 300),
+        }
+    rows = [
+        (
+            f"{kind.replace('_', ' ')} to 240 features",
+            f"{figures[kind]:,.0f}x real time",
+            f">= {REAL_TIME_TARGET}x",
         )
-    table.add_row(
-        f"open {figures['lines']:,} lines", f"{figures['open_seconds']:.2f} s", f"< {OPEN_TARGET:g} s"
-    )
-    table.add_row("plan an epoch of them", f"{figures['plan_seconds']:.2f} s", "")
-    table.add_row(
-        f"memory grown over {figures['batches']} batches",
-        f"{figures['grown_mb']:.1f} MB",
-        f"< {GROWTH_TARGET:g} MB",
-    )
-    Console().print(table)
+        for kind in ("ogg", "flac", "ogg_slices")
+    ]
+    opened, grown = f"{figures['open_seconds']:.2f} s", f"{figures['grown_mb']:.1f} MB"
+    rows += [
+        (f"open {figures['lines']:,} lines", opened, f"< {OPEN_TARGET:g} s"),
+        ("plan an epoch of them", f"{figures['plan_seconds']:.2f} s", ""),
+        (f"memory grown over {figures['batches']} batches", grown, f"< {GROWTH_TARGET:g} MB"),
+    ]
+    show("from manifest to batches, one core", ("figure", "value", "target"), rows)
     return figures
 
 

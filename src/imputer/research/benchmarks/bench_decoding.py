@@ -1,7 +1,6 @@
 """What decoding costs: passes, block sizes, batches, runtimes. Ratios of processor time in one run, one thread."""
 
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial as partially
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from imputer import configs, decoding, languagemodel, model, models
 from imputer.languagemodel import fusion
 from imputer.recognizer import Recognizer
+from imputer.research.measuring import least, one_thread, show
 from imputer.runtimes import onnx
 from imputer.vocabulary import Vocabulary
 
@@ -26,12 +26,7 @@ SHORT_SECONDS = (0.8, 2.2)
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures; competitors interleaved, minimum of several."""
-    from rich.console import Console
-    from rich.table import Table
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         network, vocabulary = _network(quick)
         figures: dict[str, Any] = {
             "parameters": model.parameters(network),
@@ -42,20 +37,8 @@ def run(quick: bool = False) -> dict[str, Any]:
             **_batching(network, vocabulary, rounds=2 if quick else 10),
             **_runtimes(network, vocabulary, rounds=3 if quick else 12),
         }
-    finally:
-        torch.set_num_threads(threads)
-    table = Table(
-        "figure",
-        "value",
-        "target",
-        title=f"decoding, one thread, {figures['parameters'] / 1e6:.1f}M parameters",
-        title_justify="left",
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, (value, target) in _rows(figures).items():
-        table.add_row(name, value, target)
-    Console().print(table)
+    title = f"decoding, one thread, {figures['parameters'] / 1e6:.1f}M parameters"
+    show(title, ("figure", "value", "target"), [(name, *cells) for name, cells in _rows(figures).items()])
     return figures
 
 
@@ -126,11 +109,15 @@ def _passes(network: model.Imputer, rounds: int) -> dict[str, Any]:
         features, lengths = _features(network, seconds)
         acoustic, frame_lengths = network.encode(features, lengths)
         partial = network.all_masked(acoustic)
-        single, eight, encoding = _fastest(
+        single, eight, encoding = least(
+            [
+                partially(
+                    _repeat, 8, network.impute, acoustic, frame_lengths, partial
+                ),  # as long as the other
+                partially(_decode, network, acoustic, frame_lengths),
+                partially(network.encode, features, lengths),
+            ],
             rounds,
-            partially(_repeat, 8, network.impute, acoustic, frame_lengths, partial),  # as long as the other
-            partially(_decode, network, acoustic, frame_lengths),
-            partially(network.encode, features, lengths),
         )
         ratios[seconds], share = 8 * eight / single, encoding / (encoding + eight)
     return {"eight_passes": ratios, "acoustic_share": share}
@@ -151,10 +138,12 @@ def _strategies(network: model.Imputer, rounds: int) -> dict[str, Any]:
         )
         passes[name] = result.passes
 
-    single, *times = _fastest(
+    single, *times = least(
+        [
+            lambda: network.impute(acoustic, frame_lengths, partial),
+            *(partially(only_choosing, name) for name in names),
+        ],
         rounds,
-        lambda: network.impute(acoustic, frame_lengths, partial),
-        *(partially(only_choosing, name) for name in names),
     )
     return {"choosing": {n: t / passes[n] / single for n, t in zip(names, times, strict=True)}}
 
@@ -177,10 +166,12 @@ def _beam(network: model.Imputer, vocabulary: Vocabulary, rounds: int) -> dict[s
         return log_probs
 
     imputed = decoding.impute(given, frame_lengths, block_size=8, mask=network.mask)
-    search, eight = _fastest(
+    search, eight = least(
+        [
+            lambda: fusion.fuse(given, imputed, frame_lengths, lm, settings=settings, mask=network.mask),
+            partially(_decode, network, acoustic, frame_lengths),
+        ],
         rounds,
-        lambda: fusion.fuse(given, imputed, frame_lengths, lm, settings=settings, mask=network.mask),
-        partially(_decode, network, acoustic, frame_lengths),
     )
     return {"beam": search / seconds, "beam_share": search / eight}
 
@@ -192,10 +183,12 @@ def _autoregressive(network: model.Imputer, lengths: tuple[float, ...]) -> dict[
     for seconds in lengths:
         acoustic, frame_lengths = network.encode(*_features(network, seconds))
         frames = int(frame_lengths[0])
-        eight, every = _fastest(
+        eight, every = least(
+            [
+                partially(_decode, network, acoustic, frame_lengths),
+                partially(_decode, network, acoustic, frame_lengths, block_size=frames),
+            ],
             1,
-            partially(_decode, network, acoustic, frame_lengths),
-            partially(_decode, network, acoustic, frame_lengths, block_size=frames),
         )
         ratios[seconds] = every / eight
     return {"autoregressive": ratios}
@@ -207,10 +200,9 @@ def _batching(network: model.Imputer, vocabulary: Vocabulary, rounds: int) -> di
     random = np.random.default_rng(0)
     lengths = random.uniform(*SHORT_SECONDS, 48) * recognizer.sample_rate
     waves: list[Any] = [(0.1 * random.standard_normal(int(n))).astype(np.float32) for n in lengths]
-    alone, together = _fastest(
+    alone, together = least(
+        [lambda: [recognizer.transcribe(wave) for wave in waves], lambda: recognizer.transcribe(waves)],
         rounds,
-        lambda: [recognizer.transcribe(wave) for wave in waves],
-        lambda: recognizer.transcribe(waves),
     )
     return {"batching": alone / together}
 
@@ -229,22 +221,10 @@ def _runtimes(network: model.Imputer, vocabulary: Vocabulary, rounds: int) -> di
         acoustic, frame_lengths = runtime.encode(features, lengths)
         _decode(runtime, acoustic, frame_lengths)
 
-    times = _fastest(rounds, *(partially(everything, r) for r in (network, plain, small)))
+    times = least([*(partially(everything, r) for r in (network, plain, small))], rounds)
     return {"onnx": times[0] / times[1], "onnx-int8": times[0] / times[2]}
 
 
 def _repeat(times: int, function: Callable[..., object], *arguments: Any) -> None:
     for _ in range(times):
         function(*arguments)
-
-
-def _fastest(rounds: int, *contestants: Callable[[], object]) -> list[float]:
-    """The least processor time of each, taken in turns so that a busy moment hits all alike."""
-    best = [float("inf")] * len(contestants)
-    for number in range(rounds + (rounds > 1)):
-        for place, contestant in enumerate(contestants):
-            started = time.process_time()
-            contestant()
-            if number or rounds == 1:  # the first round warms up
-                best[place] = min(best[place], time.process_time() - started)
-    return best

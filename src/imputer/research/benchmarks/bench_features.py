@@ -1,6 +1,5 @@
 """How fast filter banks and deltas are: frames a second on one thread, against kaldi-native-fbank."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 
 from imputer import features
+from imputer.research.measuring import least, one_thread, show
 
 TARGET = 150_000  # frames a second
 SECONDS = (1.0, 15.0)  # a command, and a long sentence
@@ -15,30 +15,16 @@ SECONDS = (1.0, 15.0)  # a command, and a long sentence
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures: one thread, interleaved, least CPU time of several."""
-    from rich.console import Console
-    from rich.table import Table
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         figures = {seconds: _compare(seconds, 5 if quick else 40) for seconds in SECONDS}
-    finally:
-        torch.set_num_threads(threads)
-    table = Table(
-        "audio", "this", "kaldi-native-fbank", "ratio", "target", title="240 features, frames a second"
-    )
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for seconds, speed in figures.items():
         other = speed.get("kaldi_native_fbank")
-        table.add_row(
-            f"{seconds:g} s",
-            f"{speed['ours']:,.0f}",
-            f"{other:,.0f}" if other else "not installed",
-            f"{speed['ours'] / other:.1f}x" if other else "",
-            f">= {TARGET:,}" if seconds == SECONDS[-1] else "",
-        )
-    Console().print(table)
+        theirs = [f"{other:,.0f}", f"{speed['ours'] / other:.1f}x"] if other else ["not installed", ""]
+        target = f">= {TARGET:,}" if seconds == SECONDS[-1] else ""
+        rows.append([f"{seconds:g} s", f"{speed['ours']:,.0f}", *theirs, target])
+    headings = ("audio", "this", "kaldi-native-fbank", "ratio", "target")
+    show("240 features, frames per second", headings, rows)
     return {
         "frames_per_second": figures[SECONDS[-1]]["ours"],
         "target": TARGET,
@@ -55,14 +41,9 @@ def _compare(seconds: float, rounds: int) -> dict[str, float]:
         ways["kaldi_native_fbank"] = lambda: _with_kaldi(waveform.numpy())
     except ImportError:
         pass
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(rounds):
-        for name, way in ways.items():
-            start = time.process_time()
-            way()
-            best[name] = min(best[name], time.process_time() - start)
     frames = features.frame_count(len(waveform))
-    return {name: frames / best[name] for name in ways}
+    times = least(list(ways.values()), rounds)
+    return {name: frames / seconds for name, seconds in zip(ways, times, strict=True)}
 
 
 def _with_kaldi(waveform: np.ndarray) -> np.ndarray:

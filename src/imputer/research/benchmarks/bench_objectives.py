@@ -6,8 +6,7 @@ machine disturb less. ``limit`` is the time just to read log_probs once and to w
 
 import ctypes
 import gc
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from imputer import masking
 from imputer.alignments import best_alignment
 from imputer.objectives import ctc, dynamic_programming
+from imputer.research.measuring import least, one_thread
 
 SHAPES = ((16, 400, 401, 60), (1, 1500, 32, 300), (8, 800, 401, 120))  # batch, frame, token, target
 BLOCK_SIZE = 8
@@ -34,9 +34,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures of every shape and topology."""
     from rich.console import Console
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         results = [
             {
                 **measure(shape, merge_repeats, rounds=3 if quick else 15),
@@ -45,8 +43,6 @@ def run(quick: bool = False) -> dict[str, Any]:
             for shape in (SHAPES[:1] if quick else SHAPES)
             for merge_repeats in (False, True)
         ]
-    finally:
-        torch.set_num_threads(threads)
     Console().print(_table(results))
     return {"results": results}
 
@@ -115,9 +111,8 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
         torch.zeros_like(log_probs)
 
     blocks = [block(committed) for committed in roll_ins(lengths)]
-    theirs_ms, masked_ms, best_ms, limit_ms, *block_ms = least(
-        [theirs, all_masked, best, limit, *blocks], rounds
-    )
+    times = least([theirs, all_masked, best, limit, *blocks], rounds)
+    theirs_ms, masked_ms, best_ms, limit_ms, *block_ms = (1000 * seconds for seconds in times)
     milliseconds = {
         "all masked": masked_ms,
         "block": fmean(block_ms),
@@ -133,18 +128,6 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
         "faster": {name: theirs_ms / value for name, value in milliseconds.items()},
         "over_limit": {name: value / limit_ms for name, value in milliseconds.items()},
     }
-
-
-def least(competitors: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Each competitor's least CPU time in milliseconds; they take turns, after one turn to warm up."""
-    times = [float("inf")] * len(competitors)
-    for turn in range(rounds + 1):
-        for index, competitor in enumerate(competitors):
-            start = time.thread_time()
-            competitor()
-            if turn:
-                times[index] = min(times[index], 1000 * (time.thread_time() - start))
-    return times
 
 
 def measure_memory(shape: tuple[int, int, int, int], merge_repeats: bool, times: int) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from imputer import configs, model
-from imputer.errors import UsageError
 from imputer.research.benchmarks.bench_training import ctc_loss, kept_for_backward, made_batch
+from imputer.research.measuring import show
 
-CONFIGS = configs.SHIPPED
 # Dense bfloat16 peak as the vendor states it, and the share of it that we assume a training reaches.
 GPU, GPU_PEAK, ASSUMED_SHARE = "NVIDIA A100 80 GB", 312e12, 0.35
 CORPUS_HOURS = {"wsj": 82, "librispeech": 960}
@@ -22,26 +21,9 @@ TOKENS = 400
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures of one or more real steps of each configuration."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="the paper's networks at full size", title_justify="left")
-    for name in (
-        "config",
-        "parameters",
-        "GFLOP per s of audio, step",
-        "loss, step by step",
-        "s of audio a s here",
-        "activations, MB per s of audio",
-        "weights + optimiser, GB",
-        f"hours on one {GPU}",
-    ):
-        table.add_column(name, justify="right")
-    figures = {}
-    for name in ("wsj",) if quick else ("wsj", "librispeech"):
-        figures[name] = measure(name, steps=1 if quick else 3)
-        f = figures[name]
-        table.add_row(
+    figures = {name: measure(name, steps=1 if quick else 3) for name in (("wsj",) if quick else CORPUS_HOURS)}
+    rows = [
+        (
             name,
             f"{f['parameters'] / 1e6:.1f} M",
             f"{f['gflop_per_second_of_audio']:.1f}",
@@ -51,16 +33,25 @@ def run(quick: bool = False) -> dict[str, Any]:
             f"{f['state_gb']:.2f}",
             f"{f['gpu_hours']:.1f}",
         )
-    Console().print(table)
+        for name, f in figures.items()
+    ]
+    headings = (
+        *(
+            "config",
+            "parameters",
+            "GFLOP per s of audio, step",
+            "loss, step by step",
+            "s of audio per s here",
+        ),
+        *("activations, MB per s of audio", "weights + optimiser, GB", f"hours on one {GPU}"),
+    )
+    show("the paper's networks at full size", headings, rows)
     return figures
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:
     """Take real steps with the configuration ``name`` and count what they need."""
-    path = CONFIGS / f"{name}.toml"
-    if not path.is_file():
-        raise UsageError(f"{path} is missing: the paper's configurations are in a clone of the project")
-    settings = configs.read(path)
+    settings = configs.read(name)
     torch.manual_seed(0)
     network = model.Imputer(settings.model, settings.front_end, TOKENS).train()
     data = made_batch(batch=2, seconds=UTTERANCE_SECONDS[name])

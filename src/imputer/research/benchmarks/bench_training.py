@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from imputer import configs, objectives, rollin
 from imputer.model import Imputer
+from imputer.research.measuring import one_thread, show
 
 SMALL = configs.Model(width=384, layers=4, heads=4, filter_size=1536, dropout=0.1)  # configs/small.toml
 FRONT_END = configs.FrontEnd(channels=16)
@@ -19,21 +20,10 @@ TOKENS = 400
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures, one thread, interleaved, minimum of several."""
-    from rich.console import Console
-    from rich.table import Table
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rounds = 2 if quick else 7
         data = made_batch(batch=4 if quick else 12, seconds=4 if quick else 8)
         figures = compare(data, rounds) | linear_memory(quick)
-    finally:
-        torch.set_num_threads(threads)
-    table = Table(title="training, configs/small.toml, one thread", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_column("target", justify="right")
     rows = [
         ("CTC step, seconds of audio a second", f"{figures['ctc_audio_per_second']:.0f}", ""),
         ("against nn.TransformerEncoder + ctc_loss", f"{figures['against_plain']:.2f}x", ">= 1.5x"),
@@ -46,9 +36,7 @@ def run(quick: bool = False) -> dict[str, Any]:
             for size, megabytes in figures["memory"].items()
         ),
     ]
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    show("training, configs/small.toml, one thread", ("figure", "value", "target"), rows)
     return figures
 
 
