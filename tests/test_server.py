@@ -1,45 +1,35 @@
 """The server, as its clients see it: over a real connection, on the language of tones."""
 
-import asyncio
 import io
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import av
-import httpx
 import numpy as np
 import openai
 import pytest
 import soundfile
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 
 import tones
 from imputer import decoding, transcripts
-from imputer.decoding import Options
-from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
-from imputer.server import metrics, uploads
-from imputer.server.app import folders
-from imputer.server.batcher import BATCH_COST_SECONDS, Batcher, Job, Window, choose
+from imputer.server import protocol, uploads
 from imputer.server.failures import Failure
-from imputer.server.metrics import Metrics
-from imputer.server.settings import Settings
-from serving import TEXT, serving, wav
-
-TRANSCRIPTIONS = "/v1/audio/transcriptions"
-get = partial(httpx.get, timeout=100)
-post = partial(httpx.post, timeout=100)
+from serving import (
+    TEXT,
+    TRANSCRIPTIONS,
+    ask,
+    check_envelope,
+    connected,
+    get,
+    long_speech,
+    post,
+    receive_all,
+    serving,
+    wav,
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +57,6 @@ def address(running):
 def client(address):
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def ask(address, content=None, path=TRANSCRIPTIONS, name="speech.wav", headers=None, **fields):
-    content = wav() if content is None else content
-    return post(address + path, files={"file": (name, content)}, data=fields, headers=headers)
-
-
-def long_speech(words=70, seed=5):
-    text = tones.sentence(np.random.default_rng(seed), words)
-    return text, tones.speak(text, seed, pause=0.5)[0]
-
-
-def figure(address, name):
-    """The value of a figure without labels, or the sum over its labels."""
-    lines = get(f"{address}/metrics").text.splitlines()
-    values = [line.rpartition(" ")[2] for line in lines if re.match(rf"{name}(\{{.*\}})? ", line)]
-    return sum(map(float, values))
 
 
 # What OpenAI's own client sees.
@@ -136,11 +109,12 @@ def test_openai_client_logprobs(client, listener):
 
 @pytest.mark.parametrize("strategy", decoding.STRATEGIES)
 def test_openai_client_stream(client, listener, strategy):
-    """Deltas add up to the text; our own events pass through the client and hold the partial alignments."""
+    """Deltas add up to the text; the passes come on request and hold the partial alignments."""
     with client.audio.transcriptions.create(
         model="tones",
         file=("a.wav", wav()),
         stream=True,
+        include=["passes"],
         extra_body={"block_size": 6, "strategy": strategy},
     ) as stream:
         events = list(stream)
@@ -158,28 +132,121 @@ def test_openai_client_stream(client, listener, strategy):
     assert spoken == pytest.approx([token.confidence for token in expected.tokens], abs=2e-3)
 
 
+def test_a_stream_has_openai_events_only(address, client, listener):
+    """Strict clients fail on events they do not know; usage and the end are as in OpenAI's streams."""
+    expected = listener.transcribe(io.BytesIO(wav()))
+    answer = ask(address, stream="true")
+    blocks = answer.text.strip().split("\n\n")
+    assert blocks[-1] == "data: [DONE]"
+    kinds = [json.loads(block.partition("data: ")[2])["type"] for block in blocks[:-1]]
+    assert set(kinds) == {"transcript.text.delta", "transcript.text.done"} and kinds.count(kinds[-1]) == 1
+    with client.audio.transcriptions.create(model="tones", file=("a", wav()), stream=True) as stream:
+        done = list(stream)[-1]
+    done = type(done).model_validate(done.to_dict())  # strictly
+    assert done.usage.type == "tokens" and done.usage.output_tokens == len(expected.tokens)
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+
+
 def test_stream_of_a_long_recording(client, listener):
-    """Windows come one after the other; what is said early is settled before the end, and the sum is the whole."""
+    """Every window adds what it settles, before the next is done; the sum is the whole."""
     text, samples = long_speech()
     with client.audio.transcriptions.create(
-        model="tones", file=("a.wav", wav(samples)), stream=True
+        model="tones", file=("a.wav", wav(samples)), stream=True, include=["logprobs"]
     ) as stream:
         events = list(stream)
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert "".join(deltas) == events[-1].text == text == listener.transcribe(samples).text
-    assert len(deltas) > 2
-    assert {event.to_dict()["window"] for event in events if event.type == "imputer.pass"} == set(range(4))
+    assert len(deltas) == len(listener.cut(samples)) + 1, "one for each window, and the last word"
+    spelt = [entry.token for event in events[:-1] for entry in event.logprobs]
+    assert spelt == [entry.token for entry in events[-1].logprobs]
+
+
+@settings(deadline=None, max_examples=30)
+@given(strategies.data())
+def test_settled_text_is_the_joined_text(listener, data):
+    """Windows in any order, with any alignment: the deltas add up to what joining at the end gives."""
+    frames, hop = listener.window_frames()
+    count = data.draw(strategies.integers(1, 4))
+    random = np.random.default_rng(data.draw(strategies.integers(0, 2**32 - 1)))
+    size = listener.vocabulary.size
+    windows = []
+    for number in range(count):
+        length = frames if number + 1 < count else int(random.integers(frames - hop + 1, frames + 1))
+        tokens = np.where(random.random(length) < 0.1, random.integers(1, size + 1, length), 0)
+        windows.append(decoding.Decoded(tokens.tolist(), random.random(length).tolist(), 1))
+    settled = protocol.SettledText(listener)
+    order = data.draw(strategies.permutations(range(count)))
+    parts = [settled.add(n, windows[n].alignment, windows[n].confidence) for n in order] + [settled.rest()]
+    whole = listener.transcript(listener.join(windows), 100.0)
+    assert "".join(text for text, _ in parts) == whole.text
+    tokens = [token for _, part in parts for token in part]
+    expected = [(t.piece, t.confidence) for t in whole.tokens]
+    assert [(t.piece, t.confidence) for t in tokens] == expected[: len(tokens)]
+    assert {piece for piece, _ in expected[len(tokens) :]} <= {transcripts.WORD_MARK}, "these spell nothing"
 
 
 def test_openai_client_models(client):
     assert [model.id for model in client.models.list()] == ["tones"]
     assert client.models.retrieve("tones").owned_by == "imputer"
+    for name in protocol.ALIASES:
+        assert client.models.retrieve(name).id == name
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
 
+def test_current_openai_fields(client, address):
+    """What today's client can send is used, or ignored where that is harmless."""
+    got = client.audio.transcriptions.create(
+        model="gpt-transcribe",
+        file=("a.wav", wav()),
+        keywords=["goluba", "midago"],
+        languages=["en", "de"],
+        prompt="Hello there: Luda, Mi. This sentence is far too long to be a name of anything.",
+        temperature=0.2,
+        chunking_strategy={"type": "server_vad", "threshold": 0.5},
+        timestamp_granularities=["word"],
+    )
+    assert got.text == TEXT and [word["word"] for word in got.to_dict()["words"]] == TEXT.split()
+    check_envelope(ask(address, **{"keywords[]": "xyzzy 12"}), 400, "invalid_value")
+    assert ask(address, prompt="xyzzy").status_code == 200
+    assert ask(address, lm="none").json()["text"] == TEXT
+
+
+@pytest.mark.parametrize("language", ["en", "en_US", "en-GB", "eng", "EN", "English", "auto", ""])
+def test_names_of_english(language):
+    models = protocol.Models({"english": 8})
+    assert protocol.read_request([("language", language)], models).language == "english"
+
+
+def test_languages_of_a_model_for_english():
+    models = protocol.Models({"english": 8, "mine": 8}, {"fast": "mine"})
+    for items in ([("language", "de")], [("languages[]", "de"), ("languages[]", "fr")]):
+        with pytest.raises(Failure, match="is for English"):
+            protocol.read_request(items, models)
+    assert protocol.read_request([("languages[]", "de"), ("languages[]", "en")], models).model == "english"
+    assert protocol.read_request([("model", "fast"), ("language", "de")], models).language == "de"
+    assert protocol.read_request([], models, "translate").task == "translate"
+    with pytest.raises(Failure, match="cannot translate"):
+        protocol.read_request([("model", "mine")], models, "translate")
+
+
+def test_translations_and_aliases(folder):
+    """A model called english is for English: translating its speech is transcribing it."""
+    place = tones.save(folder.parent / "english")
+    with serving(place, aliases=(("mine", "english"),)) as (address, _):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        with client:
+            assert client.audio.translations.create(model="whisper-1", file=("a.wav", wav())).text == TEXT
+            verbose = client.audio.translations.create(
+                model="mine", file=("a.wav", wav()), response_format="verbose_json"
+            )
+            assert verbose.to_dict()["task"] == "translate"
+            assert client.models.retrieve("mine").to_dict()["root"] == "english"
+            assert [model.id for model in client.models.list()] == ["english", "mine"]
+
+
 def test_openai_client_errors(client, folder):
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; there is tones"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other'; there is tones"):
         client.audio.transcriptions.create(model="other", file=("a.wav", wav()))
     with pytest.raises(openai.BadRequestError, match="block_size"):
         client.audio.transcriptions.create(model="tones", file=("a", wav()), extra_body={"block_size": 0})
@@ -204,6 +271,11 @@ def test_kinds_of_audio(address, kind, options, rate):
     assert ask(address, content).json()["text"] == TEXT
 
 
+def decoded(content, **options):
+    """What the server makes of an upload."""
+    return np.concatenate(list(uploads.blocks(io.BytesIO(content), "a", sample_rate=tones.RATE, **options)))
+
+
 def packed(container, codec, samples, rate=48_000):
     """Samples at 16 kHz in a container that libsndfile does not know."""
     buffer = io.BytesIO()
@@ -222,7 +294,7 @@ def test_containers_of_browsers_and_phones(address, container, codec):
     """The same sound comes out, but for what the codec does to it: a little delay, a little noise."""
     samples = tones.speak(TEXT, 500)[0]
     content = packed(container, codec, samples)
-    got = uploads.decode(uploads.Upload(io.BytesIO(content), "a"), sample_rate=tones.RATE, max_seconds=9.0)
+    got = decoded(content, max_seconds=9.0)
     assert abs(len(got) - len(samples)) < 1100
     kept = samples[:-2000]
     best = max(np.corrcoef(kept, got[delay : delay + len(kept)])[0, 1] for delay in range(1100))
@@ -246,7 +318,7 @@ ENVELOPES = {
     "an executable": (415, {"content": b"\x7fELF" + bytes(300)}, "unsupported_format"),
     "an HTML page": (415, {"content": b"<html>no</html>"}, "unsupported_format"),
     "empty upload": (400, {"content": b""}, "empty_file"),
-    "no samples": (400, {"content": wav(np.zeros(0, np.float32))}, "invalid_audio"),
+    "no samples": (400, {"content": wav(np.zeros(0, np.float32))}, "empty_audio"),
     "one sample": (400, {"content": wav(np.zeros(1, np.float32))}, "audio_too_short"),
     "not a number": (
         400,
@@ -255,10 +327,10 @@ ENVELOPES = {
     ),
     "cut off": (400, {"content": wav()[:4000]}, "invalid_audio"),
     "cut off FLAC": (400, {"content": wav(kind="FLAC")[:9000]}, "invalid_audio"),
-    "cut off MP3 header": (415, {"content": b"ID3\x04\x00"}, "unsupported_format"),
+    "cut off MP3 header": (400, {"content": b"ID3\x04\x00"}, "invalid_audio"),
     "damaged webm": (400, {"content": b"\x1aE\xdf\xa3" + bytes(4000)}, "invalid_audio"),
     "damaged mp4": (400, {"content": b"\x00\x00\x00\x20ftypM4A " + bytes(4000)}, "invalid_audio"),
-    "half an SPHERE header": (415, {"content": b"NIST_1A\n   1024\n"}, "unsupported_format"),
+    "half an SPHERE header": (400, {"content": b"NIST_1A\n   1024\n"}, "invalid_audio"),
     "unknown format": (400, {"response_format": "yaml"}, "invalid_value"),
     "unknown strategy": (400, {"strategy": "guess"}, "invalid_value"),
     "block size 0": (400, {"block_size": "0"}, "invalid_value"),
@@ -268,7 +340,11 @@ ENVELOPES = {
         {"response_format": "verbose_json", "timestamp_granularities[]": "letter"},
         "invalid_value",
     ),
-    "granularity of text": (400, {"timestamp_granularities[]": "word"}, "invalid_value"),
+    "block size with zeros": (400, {"block_size": "0000000089999"}, "invalid_value"),
+    "block size in other digits": (400, {"block_size": "\u0668"}, "invalid_value"),
+    "speakers": (400, {"response_format": "diarized_json"}, "invalid_value"),
+    "names of speakers": (400, {"known_speaker_names[]": "anna"}, "invalid_value"),
+    "passes without a stream": (400, {"include[]": "passes"}, "invalid_value"),
     "logprobs of text": (400, {"include[]": "logprobs", "response_format": "text"}, "invalid_value"),
     "stream maybe": (400, {"stream": "maybe"}, "invalid_value"),
     "stream of subtitles": (400, {"stream": "true", "response_format": "srt"}, "invalid_value"),
@@ -282,16 +358,6 @@ ENVELOPES = {
 def test_bad_input_gets_an_envelope(address, what):
     status, request, code = ENVELOPES[what]
     check_envelope(ask(address, **request), status, code)
-
-
-def check_envelope(response, status, code=None):
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert code is None or error["code"] == code
-    assert error["message"] and "Traceback" not in response.text and "/src/" not in response.text
-    assert "/tmp/" not in response.text, "a path of the server shows"
-    return error
 
 
 def test_forms_that_are_none(address):
@@ -351,7 +417,7 @@ def test_too_large_is_refused_at_once(small):
     address, _ = small
     check_envelope(ask(address, bytes(1_000_000), headers=KEY), 413, "file_too_large")
     head = (
-        f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+        f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
         "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000000\r\n"
         "Expect: 100-continue\r\n\r\n"
     )
@@ -374,7 +440,7 @@ def test_too_large_is_refused_while_it_arrives(small):
 
     with connected(address) as connection:
         head = (
-            f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+            f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
             "Content-Type: multipart/form-data; boundary=x\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         connection.sendall(head.encode())
@@ -405,7 +471,7 @@ def test_a_client_that_sends_all_before_it_reads_hears_the_refusal(small):
 def test_stalled_upload(small):
     address, _ = small
     head = (
-        f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+        f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
         "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n--x"
     )
     with connected(address) as connection:
@@ -444,25 +510,17 @@ def test_decoding_stops_at_the_limit():
     content[8 + 13] &= 0xF0  # STREAMINFO: number of samples, 36 bits, 0 = not known
     content[8 + 14 : 8 + 18] = bytes(4)
 
-    class Counting(io.BytesIO):
-        read_bytes = 0
-
-        def read(self, size=-1):
-            data = super().read(size)
-            Counting.read_bytes += len(data)
-            return data
-
-    with pytest.raises(Failure) as caught:
-        uploads.decode(uploads.Upload(Counting(content), "a.flac"), sample_rate=tones.RATE, max_seconds=5.0)
-    assert caught.value.status == 413
-    assert Counting.read_bytes < 0.75 * len(content)
-
     media = packed("webm", "libopus", np.zeros(120 * tones.RATE, np.float32))
-    Counting.read_bytes = 0
-    with pytest.raises(Failure) as caught:
-        uploads.decode(uploads.Upload(Counting(media), "a.webm"), sample_rate=tones.RATE, max_seconds=5.0)
-    assert caught.value.status == 413
-    assert Counting.read_bytes < 0.75 * len(media)
+    for sound in (content, media):
+        blocks = 0
+
+        def count():
+            nonlocal blocks
+            blocks += 1
+
+        with pytest.raises(Failure) as caught:
+            decoded(sound, max_seconds=5.0, check=count)
+        assert caught.value.status == 413 and blocks < 50, "it was decoded to its end"
 
 
 def test_odd_headers_are_refused(small):
@@ -517,208 +575,6 @@ def test_pages_of_other_sites_may_not_post(address):
     for site in ("cross-site", "same-site"):
         check_envelope(ask(address, headers={"sec-fetch-site": site}), 403)
     assert ask(address, headers={"sec-fetch-site": "same-origin"}).status_code == 200
-
-
-# The queue.
-
-
-def connected(address):
-    parts = urlsplit(address)
-    return socket.create_connection((parts.hostname, parts.port), timeout=100)
-
-
-def raw_request(content, **fields):
-    """The bytes of a request, as httpx would send them."""
-    request = httpx.Request("POST", f"http://x{TRANSCRIPTIONS}", files={"file": ("a", content)}, data=fields)
-    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    return f"POST {TRANSCRIPTIONS} HTTP/1.1\r\n{head}\r\n".encode() + request.read()
-
-
-def test_many_clients_get_their_own_answers(running):
-    address, _ = running
-    random = np.random.default_rng(1)
-    texts = [tones.sentence(random, int(n)) for n in random.integers(1, 7, 48)]
-    before = figure(address, "imputer_batch_size_count")
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(
-            pool.map(
-                lambda item: ask(address, wav(tones.speak(item[1], item[0])[0])).json()["text"],
-                enumerate(texts),
-            )
-        )
-    assert answers == texts
-    assert figure(address, "imputer_batch_size_count") - before < len(texts), "nothing was batched"
-
-
-def test_bad_uploads_do_not_hurt_others(running):
-    address, _ = running
-    good, bad = wav(), [b"", b"junk", wav()[:3000], wav(np.full(9000, np.nan, np.float32), subtype="FLOAT")]
-    contents = [bad[n // 2 % len(bad)] if n % 2 else good for n in range(40)]
-    with ThreadPoolExecutor(10) as pool:
-        answers = list(pool.map(lambda content: ask(address, content), contents))
-    for n, answer in enumerate(answers):
-        assert answer.status_code in (400, 415) if n % 2 else answer.json()["text"] == TEXT
-
-
-def job_of(samples, size=4):
-    samples = samples if isinstance(samples, list) else [samples]
-    seconds = sum(map(len, samples)) / tones.RATE
-    return Job("tones", Options(size), samples, seconds, tones.RATE)
-
-
-def batcher_of(listener, **settings):
-    return Batcher({"tones": listener}, Settings(models=("tones",), **settings), Metrics())
-
-
-def test_one_that_breaks_the_batch_breaks_alone(listener):
-    """Samples that make the network give NaN: that one is refused, the others are answered."""
-    good, _ = tones.speak(TEXT, 500)
-    broken = np.full(len(good), np.inf, np.float32)
-
-    async def run():
-        batcher = batcher_of(listener)
-        jobs = [job_of(samples) for samples in (good, broken, good)]
-        for job in jobs:
-            batcher.submit(job)
-        batcher.start()
-        results = await asyncio.gather(*(job.done for job in jobs), return_exceptions=True)
-        batcher.stop()
-        return results
-
-    first, second, third = asyncio.run(run())
-    assert isinstance(second, Failure) and second.status == 400 and "NaN" in str(second.message)
-    for (decoded,) in (first, third):
-        assert listener.transcript(decoded, 1.0).text == TEXT
-
-
-def test_a_full_queue_says_when_to_come_back(listener):
-    async def run():
-        batcher = batcher_of(listener, max_waiting_seconds=10.0)
-        batcher.submit(job_of(np.zeros(8 * tones.RATE, np.float32)))
-        with pytest.raises(Failure) as caught:
-            batcher.submit(job_of(np.zeros(4 * tones.RATE, np.float32)))
-        batcher.submit(job_of(np.zeros(tones.RATE, np.float32)))
-        return caught.value, len(batcher.waiting)
-
-    failure, waiting = asyncio.run(run())
-    assert failure.status == 429 and int(failure.headers["Retry-After"]) >= 1
-    assert waiting == 2
-
-
-def test_too_many_requests(folder):
-    """A request that is still arriving holds the only place; the next is told so, and the first is served."""
-    with serving(folder, max_requests=1) as (address, _):
-        request = raw_request(wav())
-        with connected(address) as connection:
-            connection.sendall(request[:2000])
-            wait_until(lambda: figure(address, "imputer_requests_in_progress") == 1)
-            refusal = ask(address)
-            error = check_envelope(refusal, 429, "queue_full")
-            assert int(refusal.headers["retry-after"]) >= 1 and "try again" in error["message"]
-            assert get(f"{address}/health").status_code == 200
-            connection.sendall(request[2000:])
-            assert TEXT.encode() in receive_all(connection)
-        assert ask(address).status_code == 200
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-        with client, connected(address) as connection:
-            connection.sendall(request[:2000])
-            wait_until(lambda: figure(address, "imputer_requests_in_progress") == 1)
-            with pytest.raises(openai.RateLimitError):
-                client.audio.transcriptions.create(model="tones", file=("a", wav()))
-
-
-def receive_all(connection, data=b""):
-    """An answer with its length in the header, or whatever comes until the end; ``data`` has come already."""
-    while part := connection.recv(65536):
-        data += part
-        head, _, body = data.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head)
-        if length and len(body) >= int(length[1]):
-            break
-    return data
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 200  # a sign of life on a busy machine, not a measure of speed
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("stream", ["false", "true"])
-def test_abandoned_requests_are_dropped(folder, stream):
-    """A long recording whose client has gone does not run to its end, nor keep its place."""
-    content = wav(np.tile(long_speech()[1], 7))  # more than 500 s: 26 windows
-    with serving(folder) as (address, service):
-        with connected(address) as connection:
-            connection.sendall(raw_request(content, block_size="64", stream=stream))
-            wait_until(lambda: figure(address, "imputer_batch_size_count") >= 1)
-        wait_until(lambda: figure(address, "imputer_abandoned_total") == 1)
-        wait_until(lambda: figure(address, "imputer_requests_in_progress") == 0)
-        assert figure(address, "imputer_queue_depth") == 0 and not service.batcher.waiting
-        assert figure(address, "imputer_audio_seconds_total") == 0
-        assert ask(address).json()["text"] == TEXT
-
-
-def test_abandoned_while_uploading(folder):
-    with serving(folder) as (address, _):
-        with connected(address) as connection:
-            connection.sendall(raw_request(wav())[:3000])
-            wait_until(lambda: figure(address, "imputer_requests_in_progress") == 1)
-        wait_until(lambda: figure(address, "imputer_requests_in_progress") == 0)
-        assert figure(address, "imputer_abandoned_total") == 1
-        assert ask(address).json()["text"] == TEXT
-
-
-@given(strategies.data())
-def test_choice_of_a_batch(data):
-    """The window due first always goes; others have its model and options; padding stays within bounds."""
-    kinds = [("a", Options(8)), ("a", Options(4)), ("a", Options(8, trace=True)), ("b", Options(8))]
-    seconds = strategies.floats(0.04, 24.0)
-    spec = data.draw(
-        strategies.lists(
-            strategies.tuples(strategies.sampled_from(kinds), seconds, strategies.floats(0, 9)),
-            min_size=1,
-            max_size=30,
-        )
-    )
-    items = data.draw(strategies.integers(1, 16))
-
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        waiting = [
-            Window(Job(*kind, [], length, tones.RATE, loop=loop), 0, length, 0.0, due)
-            for kind, length, due in spec
-        ]
-    batch = choose(waiting, items, 64.0)
-    first = min(waiting, key=lambda window: window.due)
-    assert batch[0] is first and len(batch) <= items and len(set(map(id, batch))) == len(batch)
-    alike = {(window.job.model, window.job.options) for window in batch}
-    assert alike == {(first.job.model, first.job.options)}
-    padded = max(window.seconds for window in batch) * len(batch)
-    waste = padded - sum(window.seconds for window in batch)
-    assert len(batch) == 1 or (padded <= 64.0 and waste <= (len(batch) - 1) * BATCH_COST_SECONDS + 1e-6)
-
-
-def test_short_recordings_overtake_the_windows_of_long_ones(listener):
-    """And long ones are not put off for ever: their windows fall due in their turn."""
-
-    async def run():
-        batcher = batcher_of(listener)
-        long = job_of([np.zeros(24 * tones.RATE, np.float32)] * 20)
-        short = job_of(np.zeros(tones.RATE, np.float32))
-        batcher.submit(long)
-        batcher.submit(short)
-        order = []
-        while batcher.waiting:
-            batch = choose(batcher.waiting, 1, 64.0)
-            batcher.waiting.remove(batch[0])
-            order.append((batch[0].job is short, batch[0].number))
-        return order
-
-    order = asyncio.run(run())
-    assert order.index((True, 0)) == 1
-    assert [number for is_short, number in order if not is_short] == list(range(20))
 
 
 # The page's own endpoint.
@@ -799,201 +655,3 @@ def test_sample(folder, tmp_path, address):
         assert get(f"{both}/sample.wav", params={"model": "other"}).content == wav()
         check_envelope(get(f"{both}/sample.wav", params={"model": "../other"}), 404)
         assert ask(both, model="other").json()["text"] == TEXT
-
-
-# Figures.
-
-
-def test_metrics_are_prometheus(running):
-    address, _ = running
-    ask(address)
-    text = get(f"{address}/metrics").text
-    for name, (kind, _, bounds) in metrics.FIGURES.items():
-        assert f"# TYPE {name} {kind}\n" in text
-        for bound in bounds[:1]:
-            assert f'le="{bound}"' in text
-    sample = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+]+')
-    for line in text.splitlines():
-        assert line.startswith("# ") or sample.fullmatch(line), line
-    counts = [float(v) for v in re.findall(r'imputer_batch_size_bucket\{le="[^"]*"\} (\d+)', text)]
-    assert counts == sorted(counts) and counts[-1] > 0
-    errors = figure(address, "imputer_errors_total")
-    ask(address, b"junk")
-    assert figure(address, "imputer_errors_total") == errors + 1
-
-
-def test_metrics_of_workers_add_up(tmp_path):
-    finished = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
-    gone = int(finished.stdout)
-    ours = Metrics(str(tmp_path))
-    ours.add("imputer_audio_seconds_total", 1_234_567.25)
-    ours.set("imputer_queue_depth", 3)
-    ours.observe("imputer_batch_size", 3)
-    theirs = Metrics()
-    theirs.add("imputer_audio_seconds_total", 2.5)
-    theirs.set("imputer_queue_depth", 5)
-    theirs.observe("imputer_batch_size", 100)
-    (tmp_path / f"{gone}.json").write_text(json.dumps(theirs.snapshot()))
-    text = ours.text()
-    assert "imputer_audio_seconds_total 1234569.75\n" in text
-    assert "imputer_queue_depth 3\n" in text, "the gauge of a process that is gone counts"
-    assert 'imputer_batch_size_bucket{le="64"} 1\n' in text
-    assert 'imputer_batch_size_bucket{le="+Inf"} 2\n' in text and "imputer_batch_size_sum 103\n" in text
-
-
-# The program.
-
-
-def start(*arguments):
-    """`imputer serve` as a process, and its address when it is up."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "imputer", "serve", "--port", "0", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    line = process.stdout.readline()
-    found = re.search(r"http://\S+", line)
-    if not found:
-        raise AssertionError(f"{line}{process.stderr.read()}")
-    try:
-        wait_until(lambda: healthy(found[0]))
-    except BaseException:
-        process.terminate()
-        raise
-    return process, found[0]
-
-
-def healthy(address):
-    try:
-        return get(f"{address}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def stop(process):
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    assert "Traceback" not in errors, errors
-    return errors
-
-
-def test_sigterm_finishes_what_is_running(folder):
-    process, address = start("--model", folder, "--quiet")
-    text, samples = long_speech()
-    content = wav(samples)
-    with ThreadPoolExecutor(3) as pool:
-        answers = [pool.submit(ask, address, content, block_size=32) for _ in range(3)]
-        wait_until(lambda: figure(address, "imputer_batch_size_count") >= 1)
-        stop(process)
-        for answer in answers:
-            assert answer.result().json()["text"] == text
-    assert not healthy(address)
-
-
-def test_several_workers(folder):
-    process, address = start("--model", folder, "--workers", 2, "--quiet")
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: ask(address).json()["text"], range(24)))
-        assert answers == [TEXT] * 24
-        summed = 'endpoint="transcriptions",status="200"} 24\n'  # once both have published
-        wait_until(lambda: summed in get(f"{address}/metrics").text)
-    finally:
-        stop(process)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "nowhere"], "no model folder nowhere"),
-        (["--port", "70000"], "port"),
-        (["--api-key-file", "nokeys"], "nokeys has no keys"),
-        (["--api-key-file", "missing"], "cannot read the keys in missing"),
-        (["--workers", "0"], "--workers must be at least 1, got 0"),
-        (["--patience-ms", "nan"], "--patience-ms must be at least 0, got nan"),
-        (["--host", "no.such.host.invalid"], "choose another with --host"),
-        (["--max-seconds", "-1"], "--max-seconds must be a number above 0"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, folder, arguments, message):
-    (tmp_path / "nokeys").write_text("# nothing\n\n")
-    arguments = arguments if "--model" in arguments else ["--model", str(folder), *arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "imputer", "serve", *arguments], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and message in done.stderr
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("imputer: ")
-
-
-def test_models_of_two_runs_are_called_as_the_runs(tmp_path):
-    places = [tmp_path / "first" / "model", tmp_path / "second" / "model", tmp_path / "third"]
-    for place in places:
-        place.mkdir(parents=True)
-    assert folders(tuple(map(str, places))) == dict(zip(("first", "second", "third"), places, strict=True))
-    (tmp_path / "other" / "third").mkdir(parents=True)
-    with pytest.raises(UsageError, match="two models would be called third"):
-        folders((str(places[2]), str(tmp_path / "other" / "third")))
-
-
-def test_port_in_use(folder):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [sys.executable, "-m", "imputer", "serve", "--model", str(folder), "--port", port],
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 2 and f"cannot listen on 127.0.0.1 port {port}" in done.stderr
-
-
-def test_damaged_model_is_named_once(tmp_path):
-    broken = tones.save(tmp_path / "broken")
-    (broken / "model.safetensors").write_bytes(b"\x80\x04pickle, not safetensors")
-    arguments = ["--model", str(broken), "--port", "0", "--workers", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "imputer", "serve", *arguments], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 2 and "is damaged or not a safetensors file" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_keys_come_from_a_file(tmp_path, folder):
-    (tmp_path / "keys").write_text("# the key\n secret \n")
-    process, address = start("--model", folder, "--api-key-file", tmp_path / "keys")
-    try:
-        check_envelope(ask(address), 401)
-        assert ask(address, headers=KEY).json()["text"] == TEXT
-    finally:
-        errors = stop(process)
-    assert "secret" not in errors, "a key is in the log"
-
-
-def test_threads_end_with_the_server(folder):
-    before = threading.active_count()
-    with serving(folder) as (address, _):
-        ask(address)
-    wait_until(lambda: threading.active_count() <= before)
-
-
-def test_documentation_knows_every_option_field_and_code():
-    import inspect
-
-    from imputer.commands.serve import serve
-    from imputer.server import app, guard, protocol
-
-    text = (Path(__file__).parents[1] / "docs" / "deploying.md").read_text()
-    told = set(re.findall(r"`(--[a-z-]+)`", text.partition("## Transcribing")[0]))
-    assert told == {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
-    for field in protocol.FIELDS:
-        assert f"`{field}" in text, field
-    for path in guard.ENDPOINTS:
-        assert path in text
-    for name in metrics.FIGURES:
-        assert name in text
-    source = "".join(path.read_text() for path in Path(guard.__file__).parent.glob("*.py"))
-    codes = {*re.findall(r'code="([a-z_]+)"', source), *app.CODES.values()}
-    for code in codes - {"internal_error", "not_found", "empty_audio"}:
-        assert f"`{code}`" in text, code

@@ -1,242 +1,325 @@
-"""The queue in front of the network: one thread owns the models and runs what goes together as one batch.
+"""The queue in front of the network: recordings take fair turns, and what goes together runs as one batch.
 
-A recording is queued as its windows. The window that is due first is always taken; windows like it, of the same
-model and options and of similar length, go along as long as padding stays cheap. Windows of a long recording fall
-due one after the other, so that it does not keep short ones waiting, nor they it.
+A recording is queued as its windows. The window that would end first if all recordings shared the network equally
+goes first; windows like it, of equal options and similar length, go along as long as padding stays cheap. One thread
+per worker takes batches. Between two passes of a long batch, a worker runs a much shorter one whose turn it is.
 """
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from imputer.decoding import Cancelled, Decoded, OnPass, Options
+from imputer.decoding import Decoded
 from imputer.errors import ImputerError
-from imputer.recognizer import Recognizer
-from imputer.server.failures import Failure, busy
+from imputer.server.failures import Failure, busy, shutting_down
+from imputer.server.jobs import Batch, FairClock, Job, Window
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
+from imputer.server.workers import Runner, WorkerDied
 
 BATCH_COST_SECONDS = 0.7  # of audio: what starting a batch costs, and so what padding may, to save one
-TURN_SECONDS = 0.5  # how much later each further window of a recording falls due
+URGENT_COST = 0.5  # of a running batch's cost: what may interrupt it costs less
 RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what is measured
+RESTART_SECONDS = 1.0  # before a worker that died is replaced
 
-logger = logging.getLogger("uvicorn.error")
-
-
-@dataclass(eq=False)
-class Job:
-    """A recording on its way through the network. Made in the event loop, filled in by the worker thread."""
-
-    model: str
-    options: Options  # jobs of the same model and options can share a batch
-    windows: list[np.ndarray]
-    seconds: float  # of the whole recording
-    sample_rate: int
-    watch: Callable[[int, int, list[int], list[float]], None] | None = (
-        None  # in the event loop: window, pass ...
-    )
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    done: asyncio.Future = field(init=False)
-    results: list[Decoded | None] = field(init=False)
-    cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        self.done = self.loop.create_future()
-        self.results = [None] * len(self.windows)
-
-    def tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have the event loop call ``function``, unless it is gone."""
-        try:
-            self.loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            self.cancelled = True
-
-    def finish(self, result: list[Decoded] | Exception) -> None:
-        """Give the answer, in the event loop."""
-        if self.done.done():
-            return
-        if isinstance(result, Exception):
-            self.done.set_exception(result)
-        else:
-            self.done.set_result(result)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """A window of a job, waiting."""
-
-    job: Job
-    number: int
-    seconds: float
-    arrived: float
-    due: float
+logger = logging.getLogger("imputer.server")
 
 
 class Batcher:
-    """A bounded queue and the thread that empties it."""
+    """The jobs that are admitted, a bounded number, and the threads that run them."""
 
-    def __init__(self, recognizers: Mapping[str, Recognizer], settings: Settings, metrics: Metrics) -> None:
-        self.recognizers, self.settings, self.metrics = recognizers, settings, metrics
+    def __init__(self, runners: Sequence[Runner], settings: Settings, metrics: Metrics) -> None:
+        self.runners, self.settings, self.metrics = runners, settings, metrics
         self.condition = threading.Condition()
+        self.jobs: set[Job] = set()
         self.waiting: list[Window] = []
+        self.clock = FairClock()
         self.stopping = False
-        self.expected = 0  # requests that are being received and will queue something soon
         self.last_size, self.last_end = 1, 0.0
-        self.seconds_per_second = 0.1  # time the network takes for a second of audio, as measured lately
-        self.thread = threading.Thread(target=self._run, name="imputer-network", daemon=True)
+        self.progressed = time.monotonic()
+        self.seconds_per_cost = 0.002  # what a unit of ``Job.cost`` takes, as measured lately
+        self.threads = [
+            threading.Thread(target=self._run, args=(runner,), name=f"imputer-network-{n}", daemon=True)
+            for n, runner in enumerate(runners)
+        ]
 
     def start(self) -> None:
-        self.thread.start()
+        for runner in self.runners:
+            runner.start()
+        for runner in self.runners:
+            runner.wait_until_ready()
+        for thread in self.threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Finish what is queued, then end the thread."""
+        """Finish what is queued, then end the threads and the workers."""
         with self.condition:
             self.stopping = True
             self.condition.notify_all()
-        self.thread.join()
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        for runner in self.runners:
+            runner.close()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job, or refuse it because the queue is full."""
-        now = time.monotonic()
+    @property
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self.threads)
+
+    @property
+    def stalled(self) -> bool:
+        """Work waits, and nothing has moved for long."""
+        with self.condition:
+            return bool(self.waiting) and time.monotonic() - self.progressed > self.settings.stall_seconds
+
+    # Jobs.
+
+    def enrol(self, job: Job) -> None:
+        """Take a job in, or refuse it because all places are taken."""
         with self.condition:
             if self.stopping:
-                raise Failure(503, "the server is shutting down", code="shutting_down")
-            backlog = sum(window.seconds for window in self.waiting)
-            if self.waiting and backlog + job.seconds > self.settings.max_waiting_seconds:
-                raise busy(backlog * self.seconds_per_second)
-            for number, samples in enumerate(job.windows):
-                seconds = len(samples) / job.sample_rate
-                self.waiting.append(Window(job, number, seconds, now, now + number * TURN_SECONDS))
-            self._tell_depth()
+                raise shutting_down()
+            self.check_places()
+            self.jobs.add(job)
+            job.tag = self.clock.now
+            self._count()
+
+    def check_places(self) -> None:
+        """Refuse if every place is taken."""
+        if len(self.jobs) >= self.settings.max_requests:
+            raise busy(self._backlog_seconds())
+
+    def admit_long(self, job: Job) -> None:
+        """Refuse a long recording if half of all places are already taken by long ones."""
+        with self.condition:
+            long = sum(not other.ended and other.admitted.done() for other in self.jobs if other is not job)
+            if 2 * (long + 1) > max(2, self.settings.max_requests):
+                raise busy(self._backlog_seconds())
+
+    def push(self, job: Job, samples: np.ndarray) -> None:
+        """Queue the next window of a job."""
+        now = time.monotonic()
+        with self.condition:
+            if job.cancelled:
+                return
+            if not self.waiting:
+                self.progressed = now
+            if not job.running and not any(window.job is job for window in self.waiting):
+                job.tag = self.clock.start(job.tag)
+            self.waiting.append(Window(job, job.windows, samples, now))
+            job.windows += 1
+            self._count()
             self.condition.notify_all()
+
+    def end_input(self, job: Job) -> None:
+        """The job has no more windows than those pushed."""
+        with self.condition:
+            job.ended = True
+            if job.complete and not job.cancelled:
+                self._complete(job)
+
+    def fail(self, job: Job, failure: Failure) -> None:
+        self.cancel(job)
+        job.fail(failure)
 
     def cancel(self, job: Job) -> None:
         """Nobody waits for the job any more: what is not yet running never will."""
         with self.condition:
             job.cancelled = True
             self.waiting = [window for window in self.waiting if window.job is not job]
-            self._tell_depth()
-
-    def expect(self, change: int) -> None:
-        """A request has begun to arrive, or is queued or refused."""
-        with self.condition:
-            self.expected += change
+            self.jobs.discard(job)
+            self._count()
             self.condition.notify_all()
+
+    def _complete(self, job: Job) -> None:
+        self.jobs.discard(job)
+        self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
+        self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
+        self._count()
+        job.finish()
 
     def retry_seconds(self) -> float:
         """How long the queue will take, roughly."""
         with self.condition:
-            return sum(window.seconds for window in self.waiting) * self.seconds_per_second
+            return self._backlog_seconds()
 
-    def _run(self) -> None:
-        import torch
+    def _backlog_seconds(self) -> float:
+        waiting = sum(window.cost for window in self.waiting)
+        return waiting * self.seconds_per_cost / max(1, len(self.runners))
 
-        torch.set_num_threads(self.settings.threads)
+    def _count(self) -> None:
+        self.metrics.in_progress.set(len(self.jobs))
+        self.metrics.queue_depth.set(len(self.waiting))
+        self.metrics.queue_seconds.set(sum(window.seconds for window in self.waiting))
+
+    # Batches.
+
+    def _run(self, runner: Runner) -> None:
         while batch := self._next_batch():
             try:
-                self._run_batch(batch)
+                runner.run(batch, self)
+            except WorkerDied as died:
+                self._requeue(died.batches)
+                self._restart(runner)
             except Exception as error:  # whatever it is, the thread must live on
-                for window in batch:
-                    self._deliver(window, error)
+                logger.error("a batch failed", exc_info=error)
+                self.deliver(batch, [error] * len(batch.windows), 0.0)
             self.last_end = time.monotonic()
             del batch  # or its audio would stay in memory until the next request
 
-    def _next_batch(self) -> list[Window]:
-        """Wait for work, a little longer for company, and take what goes together; nothing means stop."""
+    def _next_batch(self) -> Batch | None:
+        """Wait for work, a little longer for company, and take what goes together; None means stop."""
         with self.condition:
             self._wait_for_company()
-            while not self.waiting:  # again, if all that waited is abandoned while it waits for company
-                if self.stopping:
-                    return []
-                self.condition.wait()
+            while not self.waiting:  # again, if all that waited was cancelled meanwhile
+                if self.stopping and not self.jobs:
+                    return None
+                self.condition.wait(1.0 if self.stopping else None)
                 self._wait_for_company()
-            batch = choose(self.waiting, self.settings.batch_items, self.settings.batch_seconds)
-            taken = set(map(id, batch))
-            self.waiting = [window for window in self.waiting if id(window) not in taken]
-            self._tell_depth()
-            self.last_size = len(batch)
-            return batch
+            return self._take(self._choose(self.waiting, self.settings.batch_seconds))
+
+    def _choose(self, windows: Sequence[Window], seconds: float) -> list[Window]:
+        return choose(windows, self.settings.batch_items, seconds, self.seconds_per_cost)
+
+    def _take(self, windows: list[Window]) -> Batch:
+        taken = set(map(id, windows))
+        self.waiting = [window for window in self.waiting if id(window) not in taken]
+        self.last_size = len(windows)
+        self._count()
+        now = time.monotonic()
+        for window in windows:
+            window.job.running += 1
+            if window.number == 0 and not window.attempts:
+                wait = self.metrics.queue_wait_seconds.labels(window.job.model)
+                wait.observe(now - window.job.arrived)
+        return Batch(windows)
 
     def _wait_for_company(self) -> None:
-        """A little from the first arrival, or from the last batch: those it served may well ask again."""
+        """A little from the first arrival, or from the last batch: its clients may well send again."""
         while self.waiting and self._worth_waiting():
             since = max(self.last_end, min(window.arrived for window in self.waiting))
-            left = since + self.settings.patience_seconds - time.monotonic()
+            left = since + self.settings.batch_delay_seconds - time.monotonic()
             if left <= 0:
                 return
             self.condition.wait(left)
 
     def _worth_waiting(self) -> bool:
-        """Patience costs a lone client latency, so there must be a sign of others."""
+        """The batching delay costs a lone client latency, so there must be a sign of others."""
         if self.stopping or len(self.waiting) >= self.settings.batch_items:
             return False
-        return self.expected > 0 or self.last_size > 1
+        arriving = len(self.jobs) > len({window.job for window in self.waiting})
+        return arriving or self.last_size > 1
 
-    def _run_batch(self, batch: Sequence[Window]) -> None:
-        started = time.monotonic()
-        try:
-            results: list[Decoded | ImputerError] | list[Exception] = self._decode(batch)
-        except Cancelled:
+    def urgent(self, running: Batch, elapsed: float) -> Batch | None:
+        """A much cheaper batch whose turn it is, now that ``running`` has taken so many seconds."""
+        self.progressed = time.monotonic()
+        if not self.waiting:
+            return None
+        with self.condition:
+            inside = {window.job for window in running.windows}
+            expected = max(elapsed, running.cost * self.seconds_per_cost) / len(running.windows)
+            end = min(job.tag for job in inside) + expected
+            due = [
+                window
+                for window in self.waiting
+                if window.job not in inside
+                and window.turn(self.seconds_per_cost)[0] < end
+                and window.cost <= URGENT_COST * running.cost
+            ]
+            if not due:
+                return None
+            seconds = min(self.settings.batch_seconds, URGENT_COST * running.windows[0].seconds)
+            return self._take(self._choose(due, seconds))
+
+    def deliver(self, batch: Batch, results: Sequence[Decoded | Exception], seconds: float) -> None:
+        """What became of a batch that took so many seconds; no results means that nobody waited for it."""
+        metrics = self.metrics
+        with self.condition:
+            self._charge(batch, seconds)
+        if not results:
             return
-        except Exception as error:
-            if len(batch) > 1:  # one of them spoils it for all: each alone, then
-                for window in batch:
-                    self._run_batch([window])
-                return
-            results = [error]
-        taken = time.monotonic() - started
-        self.metrics.observe("imputer_batch_size", len(batch))
-        self.metrics.observe("imputer_batch_seconds", taken)
-        speed = taken / max(sum(window.seconds for window in batch), 0.01)
-        self.seconds_per_second = RATE_MEMORY * self.seconds_per_second + (1 - RATE_MEMORY) * speed
-        for window, result in zip(batch, results, strict=True):
-            self._deliver(window, result)
+        metrics.batch_size.observe(len(batch.windows))
+        metrics.batch_seconds.observe(seconds)
+        metrics.passes.inc(max((r.passes for r in results if isinstance(r, Decoded)), default=0))
+        for window, result in zip(batch.windows, results, strict=True):
+            self._deliver_window(window, result)
 
-    def _decode(self, batch: Sequence[Window]) -> list[Decoded | ImputerError]:
-        recognizer = self.recognizers[batch[0].job.model]
-        results = recognizer.decode(
-            [window.job.windows[window.number] for window in batch],
-            batch[0].job.options,
-            on_pass=_on_pass(batch, recognizer.model.mask),
-            cancelled=lambda: all(window.job.cancelled for window in batch),
-        )
-        passes = max((result.passes for result in results if isinstance(result, Decoded)), default=0)
-        self.metrics.add("imputer_passes_total", passes)
-        return results
+    def _charge(self, batch: Batch, seconds: float) -> None:
+        audio = max(sum(window.seconds for window in batch.windows), 0.01)
+        speed = seconds / max(batch.cost, 0.01)
+        if seconds:
+            self.seconds_per_cost = RATE_MEMORY * self.seconds_per_cost + (1 - RATE_MEMORY) * speed
+        self.progressed = time.monotonic()
+        self.clock.charge(seconds, len(self.jobs))
+        for window in batch.windows:
+            job = window.job
+            job.running -= 1
+            job.tag += seconds * window.seconds / audio
+            job.work_seconds += seconds * window.seconds / audio
 
-    def _deliver(self, window: Window, result: Decoded | Exception) -> None:
+    def _deliver_window(self, window: Window, result: Decoded | Exception) -> None:
         job = window.job
-        if job.cancelled:
-            return
         if isinstance(result, Exception):
-            self.cancel(job)
-            job.tell(job.finish, _failure(result))
+            if not job.cancelled:
+                self.fail(job, _failure(result))
             return
-        job.results[window.number] = result
-        finished = [one for one in job.results if one is not None]
-        if len(finished) == len(job.results):
-            self.metrics.add("imputer_audio_seconds_total", job.seconds)
-            job.tell(job.finish, finished)
+        with self.condition:
+            if job.cancelled:
+                return
+            job.results[window.number] = result
+            if job.on_window is not None:
+                job.tell(job.on_window, window.number, result)
+            if job.complete:
+                self._complete(job)
+            self.condition.notify_all()  # the decoders may have waited for room
 
-    def _tell_depth(self) -> None:
-        self.metrics.set("imputer_queue_depth", len(self.waiting))
-        self.metrics.set("imputer_queue_seconds", sum(window.seconds for window in self.waiting))
+    def _requeue(self, batches: Sequence[Batch]) -> None:
+        """A worker died: what was in it is tried once more, each window alone, by whichever worker is free."""
+        with self.condition:
+            for window in (window for batch in batches for window in batch.windows):
+                window.job.running -= 1
+                window.attempts += 1
+                if window.attempts > 1:
+                    self.fail(
+                        window.job, Failure(500, "the recording ended a worker twice", "internal_error")
+                    )
+                elif not window.job.cancelled:
+                    self.waiting.append(window)
+            self._count()
+            self.condition.notify_all()
+
+    def _restart(self, runner: Runner) -> None:
+        self.metrics.worker_restarts.inc()
+        while not self.stopping or self.jobs:
+            time.sleep(RESTART_SECONDS)
+            try:
+                runner.start()
+                runner.wait_until_ready()
+            except Exception as error:
+                logger.error("a worker could not be started again: %s", error)
+            else:
+                return
 
 
-def choose(waiting: Sequence[Window], items: int, seconds: float) -> list[Window]:
-    """The window that is due first, and those that are cheaper to take along than to run after it.
+def choose(
+    waiting: Sequence[Window], items: int, seconds: float, seconds_per_cost: float = 0.0
+) -> list[Window]:
+    """The window whose turn it is, and those that are cheaper to take along than to run after it.
 
     A window goes along if it adds less padding than a batch of its own would cost; most alike first.
     """
-    first = min(waiting, key=lambda window: window.due)
-    others = [window for window in waiting if window is not first and _alike(window.job, first.job)]
-    others.sort(key=lambda window: (abs(window.seconds - first.seconds), window.due))
+    first = min(waiting, key=lambda window: window.turn(seconds_per_cost))
+    if first.attempts:
+        return [first]  # it may have ended a worker: alone, it harms nobody else
+    others = [
+        window
+        for window in waiting
+        if _alike(window.job, first.job) and window is not first and not window.attempts
+    ]
+    others.sort(key=lambda window: (abs(window.seconds - first.seconds), window.turn(seconds_per_cost)))
     batch, longest = [first], first.seconds
     for window in others:
         if len(batch) >= items:
@@ -251,28 +334,11 @@ def choose(waiting: Sequence[Window], items: int, seconds: float) -> list[Window
 
 
 def _alike(one: Job, other: Job) -> bool:
-    return (one.model, one.options) == (other.model, other.options)
+    return one.model == other.model and one.options == other.options
 
 
-def _on_pass(batch: Sequence[Window], mask: int) -> OnPass | None:
-    """Send each pass to the jobs that watch, until their window is complete or has failed."""
-    watching = {item: window for item, window in enumerate(batch) if window.job.watch is not None}
-    if not watching:
-        return None
-
-    def tell(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
-        for item, window in list(watching.items()):
-            job = window.job
-            if partial[item] and not job.cancelled and job.watch is not None:
-                job.tell(job.watch, window.number, number, partial[item], confidence[item])
-            if mask not in partial[item]:
-                del watching[item]
-
-    return tell
-
-
-def _failure(error: Exception) -> Exception:
-    """What the client is told; only what is wrong with its recording, not with us."""
+def _failure(error: Exception) -> Failure:
+    """What the client is told; only what is wrong with its recording, not with the server."""
     if isinstance(error, ImputerError):
         return Failure(400, str(error), code="invalid_audio", param="file")
     logger.error("a recording could not be decoded", exc_info=error)

@@ -22,12 +22,23 @@ class Failure(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def busy(seconds: float) -> Failure:
-    """The queue is full; the client should try again after so many seconds."""
+def retry_later(status: int, reason: str, code: str, seconds: float) -> Failure:
+    """A refusal that ends by itself; the client should try again after so many seconds."""
     wait = max(1, min(60, round(seconds)))
-    return Failure(
-        429,
-        f"the server is busy: try again in {wait} s",
-        code="queue_full",
-        headers={"Retry-After": str(wait)},
-    )
+    message = f"{reason}: try again in {wait} s"
+    return Failure(status, message, code=code, headers={"Retry-After": str(wait)})
+
+
+def busy(seconds: float) -> Failure:
+    """All places are taken."""
+    return retry_later(429, "the server is busy", "queue_full", seconds)
+
+
+def no_space() -> Failure:
+    """The disk is full, or something like it."""
+    return retry_later(503, "the server cannot store the upload", "no_space", 30)
+
+
+def shutting_down() -> Failure:
+    """No new work while the server drains."""
+    return retry_later(503, "the server is shutting down", "shutting_down", 5)

@@ -1,17 +1,21 @@
-"""What stands before every route: keys, limits while the body is still arriving, headers, and the count of it all."""
+"""What stands before every route: hosts, origins, keys, limits while the body arrives, headers, one log line each."""
 
 import asyncio
-import hmac
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
-from imputer.server.batcher import Batcher, Job
-from imputer.server.failures import Failure, busy
+from imputer.server.batcher import Batcher
+from imputer.server.failures import Failure, no_space, retry_later, shutting_down
+from imputer.server.jobs import Job
+from imputer.server.keys import Keys, RateLimit
+from imputer.server.logs import FIELDS, REQUESTS
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
 
@@ -21,20 +25,27 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-logger = logging.getLogger("uvicorn.error")
+logger = logging.getLogger("imputer.server")
+request_log = logging.getLogger(REQUESTS)
 
 FORM_BYTES = 1 << 16  # for the other fields of a form, and its boundaries
-LINGER_SECONDS = 5.0  # how long to read on and throw away after refusing a body, so that the refusal is heard
+LINGER_SECONDS = 5.0  # how long to read on after refusing a body, so that the client sees the refusal
 ENDPOINTS = {
     "/": "page",
+    "/docs": "docs",
+    "/openapi.json": "docs",
     "/health": "health",
+    "/ready": "ready",
     "/metrics": "metrics",
     "/sample.wav": "sample",
     "/v1/models": "models",
     "/v1/audio/transcriptions": "transcriptions",
+    "/v1/audio/translations": "translations",
     "/v1/imputations": "imputations",
 }
-WORK = ("transcriptions", "imputations")
+WORK = ("transcriptions", "translations", "imputations")
+OPEN = ("page", "docs", "static", "health", "ready", "sample")  # need no key
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 HEADERS = {
     "content-security-policy": (
@@ -51,76 +62,72 @@ HEADERS = {
 }
 
 
-@dataclass
-class Visit:
-    """A request that may bring work, from its first byte to the last of its answer."""
-
-    expecting: bool = False  # it has not queued its work yet
-    jobs: list[Job] = field(default_factory=list)
-
-
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: Application, settings: Settings, batcher: Batcher, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: Application,
+        settings: Settings,
+        batcher: Batcher,
+        metrics: Metrics,
+        state: Callable[[], str],  # "loading", "ready", "stalled" or "draining"
+    ) -> None:
         self.app, self.settings, self.batcher, self.metrics = app, settings, batcher, metrics
-        self.keys = [key.encode() for key in settings.api_keys]
-        self.visits = 0
+        self.state = state
+        self.keys = Keys(settings)
+        self.rate = RateLimit(settings.requests_per_minute)
+        self.hosts = {host.lower() for host in settings.allow_hosts}
+        self.origins = {origin.lower().rstrip("/") for origin in settings.allow_origins}
+        self.held_bytes = 0  # of uploads that are being received or decoded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        await _Exchange(self, scope, receive, send).run()
+        await Exchange(self, scope, receive, send).run()
 
-    def check(self, scope: Scope, endpoint: str) -> None:
-        """Refuse what can be refused before the body is read."""
-        headers = dict(scope["headers"])
-        if self.keys and endpoint not in ("page", "static", "health", "sample"):
-            self._check_key(headers.get(b"authorization", b""))
-        if scope["method"] == "POST":
-            # A page of another site can make a browser post here; it has no business to.
-            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-                raise Failure(403, "pages of other sites may not use this server", code="cross_origin")
-            length = headers.get(b"content-length", b"0")
-            if not length.isdigit():
-                raise Failure(400, "Content-Length is no number", code="invalid_value")
-            if int(length) > self.settings.max_upload_bytes + FORM_BYTES:
-                raise too_large(self.settings)
-            if endpoint in WORK and self.visits >= self.settings.max_requests:
-                raise busy(self.batcher.retry_seconds())
+    def check_host(self, header: bytes | None) -> None:
+        """Refuse names that are not ours: a name that someone points at this address is another site's."""
+        if header is None or "*" in self.hosts:
+            return
+        name = host_name(header.decode("latin-1"))
+        if name == "localhost" or name in self.hosts or _is_address(name):
+            return
+        raise Failure(
+            421,
+            f"this server is not {name[:80]!r}; if it is, start it with --allow-host {name[:80]}",
+            code="unknown_host",
+        )
 
-    def _check_key(self, header: bytes) -> None:
-        scheme, _, given = header.partition(b" ")
-        # Every key is compared, each in constant time: the time taken tells nothing of any of them.
-        fits = [hmac.compare_digest(given.strip(), key) for key in self.keys]
-        if scheme.lower() != b"bearer" or not any(fits):
+    def allows_origin(self, origin: str) -> bool:
+        return "*" in self.origins or origin.lower() in self.origins
+
+    def check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Refuse what a page of another site makes a browser send."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and self.allows_origin(origin):
+            return
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        foreign = bool(origin) and urlsplit(origin.lower()).netloc != host
+        if foreign or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             raise Failure(
-                401,
-                "a key is needed: send it as 'Authorization: Bearer KEY'"
-                if not header
-                else "the key is wrong",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
+                403,
+                "pages of other sites may not use this server; allow one with --allow-origin",
+                code="cross_origin",
             )
 
 
-class _Exchange:
+class Exchange:
     """One request and its answer."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard, self.scope = guard, scope
         self._receive, self._send = receive, send
-        path = scope["path"]
-        self.endpoint = ENDPOINTS.get(path) or next(
-            (
-                name
-                for start, name in (("/static/", "static"), ("/v1/models/", "models"))
-                if path.startswith(start)
-            ),
-            "other",
-        )
-        headers = dict(scope["headers"])
+        self.headers = headers = dict(scope["headers"])
+        self.endpoint = _endpoint(scope["path"])
+        given = headers.get(b"x-request-id", b"")
+        self.id = given.decode() if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         self.withheld = b"expect" in headers  # the client waits for leave to send its body
         self.received = 0
@@ -128,85 +135,147 @@ class _Exchange:
         self.status = 0
         self.answered = False
         self.gone = False  # before it was answered
+        self.job: Job | None = None
         self.started = time.monotonic()
+        scope["imputer.exchange"] = self
+
+    @property
+    def works(self) -> bool:
+        return self.endpoint in WORK and self.scope["method"] == "POST"
 
     async def run(self) -> None:
-        guard, works = self.guard, self.endpoint in WORK and self.scope["method"] == "POST"
-        admitted = False
-        visit = Visit()
-        self.scope["imputer.visit"] = visit
         try:
-            guard.check(self.scope, self.endpoint)
-            if works:
-                guard.visits += 1
-                admitted = visit.expecting = True
-                guard.batcher.expect(1)
-                guard.metrics.set("imputer_requests_in_progress", guard.visits)
-            await guard.app(self.scope, self.receive, self.send)
+            self.check()
+            if self.scope["method"] == "OPTIONS" and b"access-control-request-method" in self.headers:
+                await self.answer(204, b"", self._preflight())
+            else:
+                await self.guard.app(self.scope, self.receive, self.send)
         except Failure as failure:
             await self.refuse(failure)
-        except Exception:
-            logger.exception("%s %s failed", self.scope["method"], self.endpoint)
-            if self.status:
-                raise  # half an answer is out: closing the connection is all that is left
-            await self.refuse(Failure(500, "something went wrong in the server", code="internal_error"))
+        except OSError as error:
+            await self._fail(error, no_space())
+        except Exception as error:
+            await self._fail(error, Failure(500, "something went wrong in the server", code="internal_error"))
         finally:
-            if admitted:
-                guard.visits -= 1
-                guard.metrics.set("imputer_requests_in_progress", guard.visits)
-            self.leave(visit)
+            self.leave()
 
-    def leave(self, visit: Visit) -> None:
+    async def _fail(self, error: Exception, failure: Failure) -> None:
+        logger.error("%s %s failed", self.scope["method"], self.endpoint, exc_info=error)
+        if self.status:
+            raise error  # half an answer is out: closing the connection is all that is left
+        await self.refuse(failure)
+
+    def check(self) -> None:
+        """Refuse what can be refused before the body is read."""
+        guard, headers = self.guard, self.headers
+        guard.check_host(headers.get(b"host"))
+        if self.scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            guard.check_origin(headers)
+        client = (self.scope.get("client") or ("", 0))[0]
+        preflight = self.scope["method"] == "OPTIONS"
+        if guard.keys and self.endpoint not in OPEN and not preflight:
+            client = guard.keys.check(headers.get(b"authorization", b""))
+        if self.scope["method"] == "POST":
+            self._check_length(headers.get(b"content-length", b"0"))
+        if self.works:
+            self.check_open()
+            guard.rate.check(client)
+            guard.batcher.check_places()
+
+    def check_open(self) -> None:
+        """Refuse work while the server starts or stops."""
+        state = self.guard.state()
+        if state == "draining":
+            raise shutting_down()
+        if state == "loading":
+            raise retry_later(503, "the server is loading its models", "loading", 2)
+
+    def _check_length(self, length: bytes) -> None:
+        if not length.isdigit():
+            raise Failure(400, "Content-Length is not a number", code="invalid_value")
+        if int(length[:15]) > self.guard.settings.max_upload_bytes + FORM_BYTES:
+            raise too_large(self.guard.settings)
+
+    def leave(self) -> None:
         """However the exchange ended, nothing of it stays in the queue."""
-        guard = self.guard
-        if visit.expecting:
-            guard.batcher.expect(-1)
-        for job in visit.jobs:
-            if not job.done.done():
-                guard.batcher.cancel(job)
+        guard, job = self.guard, self.job
+        guard.held_bytes -= self.received
+        if job is not None and not job.done.done():
+            guard.batcher.cancel(job)
         status = str(self.status or 499)
         if self.gone and self.endpoint in WORK:
             status = "499"
-            guard.metrics.add("imputer_abandoned_total")
-        guard.metrics.add("imputer_requests_total", endpoint=self.endpoint, status=status)
+            guard.metrics.abandoned.inc()
+        model = job.model if job else ""
+        labels = (self.endpoint, status, model)
+        seconds = time.monotonic() - self.started
+        guard.metrics.requests.labels(*labels).inc()
         if status >= "400":
-            guard.metrics.add("imputer_errors_total", status=status)
-        guard.metrics.observe(
-            "imputer_request_seconds", time.monotonic() - self.started, endpoint=self.endpoint
-        )
+            guard.metrics.errors.labels(status).inc()
+        guard.metrics.request_seconds.labels(*labels).observe(seconds)
+        self._log(status, seconds)
+
+    def _log(self, status: str, seconds: float) -> None:
+        fields: dict[str, Any] = {
+            "request_id": self.id,
+            "client": (self.scope.get("client") or ("", 0))[0],
+            "status": int(status),
+            "duration": round(seconds, 4),
+        }
+        if self.job is not None:
+            fields |= {
+                "model": self.job.model,
+                "audio_seconds": round(self.job.seconds, 3),
+                "work_seconds": round(self.job.work_seconds, 4),
+            }
+        name = _printable(self.scope["path"])
+        request_log.info("%s %s", self.scope["method"], name, extra={FIELDS: fields})
+
+    # The body.
 
     async def receive(self) -> Message:
-        """The next part of the body, counted; too much of it, or too little for too long, is refused."""
+        """The next part of the body; too much of it, or too little for too long, is refused."""
         settings = self.guard.settings
         self.withheld = False
         if self.whole:
             message = await self._receive()
         else:
-            left = self.started + settings.upload_total_seconds - time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, min(settings.upload_idle_seconds, left))):
+                async with asyncio.timeout(max(0.0, self._patience())):
                     message = await self._receive()
             except TimeoutError:
                 raise Failure(408, "the upload took too long", code="upload_timeout") from None
         self._note(message)
         if self.received > settings.max_upload_bytes + FORM_BYTES:
             raise too_large(settings)
+        if self.guard.held_bytes > settings.max_uploads_bytes and not self.whole:
+            raise retry_later(429, "too many large uploads at once", "queue_full", 10)
         return message
+
+    def _patience(self) -> float:
+        """Seconds that the next part of the body may take."""
+        settings, elapsed = self.guard.settings, time.monotonic() - self.started
+        earned = settings.upload_idle_seconds + self.received / settings.upload_bytes_per_second
+        return min(settings.upload_idle_seconds, min(earned, settings.upload_total_seconds) - elapsed)
 
     def _note(self, message: Message) -> None:
         if message["type"] == "http.disconnect":
             self.gone = self.gone or not self.answered
             self.whole = True
         else:
-            self.received += len(message.get("body", b""))
+            count = len(message.get("body", b""))
+            self.received += count
+            self.guard.held_bytes += count
             self.whole = not message.get("more_body", False)
+
+    # The answer.
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", []))
             given = {name.lower() for name, _ in headers}
-            extra = HEADERS | {"x-request-id": secrets.token_hex(8), "cache-control": "no-store"}
+            extra = HEADERS | {"x-request-id": self.id, "cache-control": "no-store"} | self._cors()
             headers += [(n.encode(), v.encode()) for n, v in extra.items() if n.encode() not in given]
             message = {**message, "headers": headers}
         elif not message.get("more_body", False) and not self.whole and not self.withheld:
@@ -227,17 +296,62 @@ class _Exchange:
         except TimeoutError:
             pass
 
+    def _cors(self) -> dict[str, str]:
+        """Headers that let a page of an allowed origin read the answer."""
+        origin = self.headers.get(b"origin", b"").decode("latin-1")
+        if not origin or not self.guard.allows_origin(origin):
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "x-request-id, retry-after",
+            "cross-origin-resource-policy": "cross-origin",
+            "vary": "origin",
+        }
+
+    def _preflight(self) -> dict[str, str]:
+        if not self._cors():
+            return {}
+        wanted = self.headers.get(b"access-control-request-headers", b"").decode("latin-1")
+        return {
+            "access-control-allow-methods": "GET, HEAD, POST, OPTIONS",
+            "access-control-allow-headers": wanted or "authorization, content-type",
+            "access-control-max-age": "600",
+        }
+
     async def refuse(self, failure: Failure) -> None:
         body = json.dumps(failure.envelope()).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **failure.headers}
-        await self.send(
-            {
-                "type": "http.response.start",
-                "status": failure.status,
-                "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            }
-        )
+        await self.answer(failure.status, body, {"content-type": "application/json", **failure.headers})
+
+    async def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        headers = headers | ({"content-length": str(len(body))} if status != 204 else {})
+        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
+
+
+def _endpoint(path: str) -> str:
+    prefixes = (("/static/", "static"), ("/v1/models/", "models"))
+    return ENDPOINTS.get(path) or next((name for start, name in prefixes if path.startswith(start)), "other")
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header, without its port and the brackets of an address."""
+    header = header.strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if ":" in header else header.rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _printable(path: str) -> str:
+    return "".join(c if c.isprintable() and c != " " else "?" for c in path[:120])
 
 
 def too_large(settings: Settings) -> Failure:

@@ -1,115 +1,129 @@
-"""Starting the server: the socket, one process or several, and the end."""
+"""Starting the server, and ending it: the socket, signals, draining.
 
+One process accepts, parses, decodes and answers; with ``workers`` above 1 the network runs in processes of its own.
+That keeps limits, keys, metrics and turns in one place, and a request outlives the worker that ran it.
+"""
+
+import asyncio
 import errno
 import importlib.util
-import multiprocessing
 import signal
 import socket
 import sys
-import tempfile
 import time
-from dataclasses import replace
-from multiprocessing.connection import wait
+from collections.abc import Callable
 from typing import Any
 
-from imputer import models
-from imputer.errors import UsageError
+import uvicorn
+
+from imputer.errors import ImputerError, UsageError
+from imputer.models import SHIPPED
+from imputer.server import logs
+from imputer.server.app import create_app
+from imputer.server.connections import Listener
 from imputer.server.settings import Settings
 
-GRACE_SECONDS = 60  # after SIGTERM, for what is running
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-RESTART_SECONDS = 1.0  # before a worker that died is replaced, lest it die in a tight circle
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+BACKLOG = 1024
+SWEEP_TICKS = 10  # of uvicorn's, a tenth of a second each
 
 
-def serve(settings: Settings, *, host: str, port: int, workers: int, quiet: bool = False) -> None:
+def serve(settings: Settings, *, host: str, port: int) -> None:
     """Listen until told to stop, then finish what is running."""
-    from imputer.server.app import create_app
-
     with listen(host, port) as listener:
-        # The models are loaded here even if only the workers use them: what is wrong with them is said once.
         app = create_app(settings)
-        names = list(app.state.service.folders)
-        if workers == 1:
-            announce(listener, host, names, settings)
-            run(app, listener, quiet)
-            return
-        del app
-        with tempfile.TemporaryDirectory(prefix="imputer-") as folder:
-            announce(listener, host, names, settings)
-            supervise(replace(settings, metrics_folder=folder), listener, workers, quiet)
+        logs.configure(as_json=settings.log_json, quiet=settings.quiet)
+        address = listener.getsockname()[1]
+        server = Server(app, settings, lambda: announce(host, address, app.state.service))
+        # uvicorn raises the signal that stopped it once more when all is done; it has been obeyed by then.
+        for name in STOP_SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: None)
+        server.run(sockets=[listener])
+        if server.problem is not None:
+            raise ImputerError(str(server.problem)) from server.problem
 
 
-def run(app: Any, listener: socket.socket, quiet: bool) -> None:
-    """Serve in this process until SIGTERM or Ctrl+C, both of which end well."""
-    # uvicorn raises the signal that stopped it once more when all is done; it has been heeded by then.
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
-    uvicorn_server(app, quiet).run(sockets=[listener])
+class Server(uvicorn.Server):
+    """uvicorn's server with readiness, deadlines for connections, and draining.
 
+    The first SIGTERM, SIGINT or SIGHUP stops new work; the socket stays open, so that /health and /ready can be
+    asked, until what is running is done. The second ends at once.
+    """
 
-def uvicorn_server(app: Any, quiet: bool = False) -> Any:
-    """The web server around an application."""
-    import uvicorn
-
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning" if quiet else "info",
-            access_log=not quiet,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            server_header=False,
-            ws="none",
+    def __init__(self, app: Any, settings: Settings, announce: Callable[[], None] = lambda: None) -> None:
+        self.app, self.settings, self.announce = app, settings, announce
+        self.service = app.state.service
+        self.problem: BaseException | None = None  # with what the service did not start
+        self.ready = False
+        self.drain_until = 0.0
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=self.service.connections.protocol(),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=list(settings.trusted_proxies),
+                timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=5,  # for answers that are being sent; work is over by then
+            )
         )
-    )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or []:
+            if isinstance(listener, Listener):
+                listener.manager = self.service.connections
+        if hasattr(signal, "SIGHUP") and self._in_main_thread():
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        await super().startup(sockets)
+
+    @staticmethod
+    def _in_main_thread() -> bool:
+        import threading
+
+        return threading.current_thread() is threading.main_thread()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.drain_until:
+            self.should_exit = self.force_exit = True
+        self.drain()
+
+    def drain(self) -> None:
+        """Take no new work, and end when there is none left."""
+        self.service.draining = True
+        self.drain_until = self.drain_until or time.monotonic() + self.settings.drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % SWEEP_TICKS == 0:
+            self.service.connections.sweep()
+        starting: asyncio.Future = self.app.state.starting
+        if starting.done() and not self.ready and not self.problem:
+            self.problem = starting.exception()
+            self.ready = self.problem is None
+            if self.ready:
+                self.announce()
+        if self.drain_until and self._drained():
+            return True
+        return self.problem is not None or await super().on_tick(counter)
+
+    def _drained(self) -> bool:
+        if time.monotonic() > self.drain_until:
+            self.service.refuse_the_rest()
+            return True
+        return not self.service.connections.busy
 
 
-def supervise(settings: Settings, listener: socket.socket, workers: int, quiet: bool) -> None:
-    """Keep so many processes serving the same socket; one that dies is replaced."""
-    context = multiprocessing.get_context("spawn")
-    stopping = False
-
-    def stop(*_: Any) -> None:
-        nonlocal stopping
-        stopping = True
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
-
-    def start() -> Any:
-        process = context.Process(target=_work, args=(settings, listener, quiet))
-        process.start()
-        return process
-
-    processes = [start() for _ in range(workers)]
-    while not stopping:
-        wait([process.sentinel for process in processes], timeout=0.5)
-        for place, process in enumerate(processes):
-            if process.exitcode is not None and not stopping:
-                print(
-                    f"imputer: worker {process.pid} ended ({process.exitcode}), starting another",
-                    file=sys.stderr,
-                )
-                time.sleep(RESTART_SECONDS)
-                processes[place] = start()
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join()
-
-
-def _work(settings: Settings, listener: socket.socket, quiet: bool) -> None:
-    """A worker process."""
-    from imputer.server.app import create_app
-
-    run(create_app(settings), listener, quiet)
-
-
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> Listener:
     """A listening socket, or a UsageError that says why not."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        plain = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = Listener(plain.family, plain.type, plain.proto, fileno=plain.detach())
         # Inherited by every connection. Without it an answer, sent as head and body, waits 40 ms for the client
         # to acknowledge the head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,12 +138,11 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def announce(listener: socket.socket, host: str, names: list[str], settings: Settings) -> None:
-    """Say where the server is, and what those should know who open it to others."""
+def announce(host: str, port: int, service: Any) -> None:
+    """Say where the server is, now that it answers, and what those should know who open it to others."""
     shown = f"[{host}]" if ":" in host else host
-    port = listener.getsockname()[1]
-    print(f"serving {', '.join(names)} on http://{shown}:{port} (Ctrl+C stops)", flush=True)
-    if host not in LOOPBACK and not settings.api_keys:
+    print(f"serving {', '.join(service.folders)} on http://{shown}:{port} (Ctrl+C stops)", flush=True)
+    if host not in LOOPBACK and not (service.settings.api_keys or service.settings.api_key_file):
         print(
             "imputer: others on the network can use this server; give it a key with --api-key-file",
             file=sys.stderr,
@@ -140,6 +153,6 @@ def announce(listener: socket.socket, host: str, names: list[str], settings: Set
 def default_model() -> str:
     """``english`` if what it needs is installed, else ``digits``."""
     needed = ("moonshine_voice", "onnxruntime")
-    if (models.SHIPPED / "english").is_dir() and all(importlib.util.find_spec(name) for name in needed):
+    if (SHIPPED / "english").is_dir() and all(importlib.util.find_spec(name) for name in needed):
         return "english"
     return "digits"

@@ -1,150 +1,90 @@
-"""Counters, gauges and histograms in Prometheus' text format, summed over worker processes.
+"""What the server counts, in Prometheus' text format by prometheus_client.
 
-Each worker leaves its figures as a JSON file in one folder; whichever is asked adds up all of them. The counts of
-a worker that died stay, so that no counter ever falls; its gauges go with it.
+All requests pass through one process, so one registry in memory holds everything: there is nothing to sum over
+workers and no file to write.
 """
 
-import json
 import os
-import threading
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Labels = tuple[tuple[str, str], ...]
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
-# name: (kind, help, upper bounds of a histogram's buckets)
-FIGURES: dict[str, tuple[str, str, tuple[float, ...]]] = {
-    "imputer_requests_total": ("counter", "Requests answered, by endpoint and status.", ()),
-    "imputer_errors_total": ("counter", "Requests answered with an error, by status.", ()),
-    "imputer_abandoned_total": ("counter", "Requests whose client went away before the answer.", ()),
-    "imputer_audio_seconds_total": ("counter", "Seconds of audio transcribed.", ()),
-    "imputer_passes_total": ("counter", "Passes of the network, each over a whole batch.", ()),
-    "imputer_requests_in_progress": ("gauge", "Requests uploading, waiting or running.", ()),
-    "imputer_queue_depth": ("gauge", "Windows of audio waiting for the network.", ()),
-    "imputer_queue_seconds": ("gauge", "Seconds of audio waiting for the network.", ()),
-    "imputer_batch_size": ("histogram", "Windows of audio in a batch.", (1, 2, 4, 8, 16, 32, 64)),
-    "imputer_request_seconds": (
-        "histogram",
-        "Time from the first byte of a request to the last of its answer, by endpoint.",
-        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
-    ),
-    "imputer_batch_seconds": (
-        "histogram",
-        "Time of a batch in the network.",
-        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-    ),
-    "imputer_resident_memory_bytes": ("gauge", "Memory held by the worker processes.", ()),
-}
+import imputer
+
+__all__ = ["CONTENT_TYPE", "Metrics", "resident_bytes"]
+
+BATCH_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SECONDS_BUCKETS = (*BATCH_BUCKETS, 60, 120, 300, 600, 1800, 3600)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """The figures of one process. Every method may be called from any thread."""
+    """The counters of one server. Safe to use from any thread."""
 
-    def __init__(self, folder: str = "") -> None:
-        self.folder = Path(folder) if folder else None
-        self.lock = threading.Lock()
-        self.values: dict[str, dict[Labels, Any]] = {name: {} for name in FIGURES}
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        by_request = ("endpoint", "status", "model")
+        self.requests = self._counter("requests", "Requests answered.", by_request)
+        self.errors = self._counter("errors", "Requests answered with an error.", ("status",))
+        self.abandoned = self._counter("abandoned", "Requests whose client left before the answer.")
+        self.connections_closed = self._counter(
+            "connections_closed", "Connections closed by the server to keep its limits.", ("reason",)
+        )
+        self.worker_restarts = self._counter("worker_restarts", "Workers that died and were replaced.")
+        self.audio_seconds = self._counter("audio_seconds", "Seconds of audio transcribed.", ("model",))
+        self.passes = self._counter("passes", "Passes of the network, each over a whole batch.")
+        self.in_progress = self._gauge("requests_in_progress", "Complete uploads, waiting or running.")
+        self.connections = self._gauge("connections", "Open connections.")
+        self.queue_depth = self._gauge("queue_depth", "Windows of audio waiting for the network.")
+        self.queue_seconds = self._gauge("queue_seconds", "Seconds of audio waiting for the network.")
+        self.request_seconds = self._histogram(
+            "request_seconds", "First byte of a request to last byte of its answer.", by_request
+        )
+        self.queue_wait_seconds = self._histogram(
+            "queue_wait_seconds", "Complete upload to its first batch in the network.", ("model",)
+        )
+        self.work_seconds = self._histogram(
+            "work_seconds", "Time in the network of one recording, its share of each batch.", ("model",)
+        )
+        self.decode_seconds = self._histogram("decode_seconds", "Time to decode the audio of one upload.")
+        self.batch_seconds = self._histogram(
+            "batch_seconds", "Time of a batch in the network.", (), BATCH_BUCKETS
+        )
+        self.batch_size = self._histogram("batch_size", "Windows of audio in a batch.", (), SIZE_BUCKETS)
+        self.memory = self._gauge("resident_memory_bytes", "Memory of the server and its workers.")
+        build = Info("imputer_build", "Versions.", registry=self.registry)
+        build.info({"version": imputer.__version__, "python": platform.python_version()})
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Raise a counter."""
-        key = tuple(sorted(labels.items()))
-        with self.lock:
-            self.values[name][key] = self.values[name].get(key, 0.0) + amount
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"imputer_{name}", text, labels, registry=self.registry)
 
-    def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
-        with self.lock:
-            self.values[name][tuple(sorted(labels.items()))] = value
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"imputer_{name}", text, registry=self.registry)
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Count a value into a histogram: [one count a bucket and one above all, the sum]."""
-        bounds = FIGURES[name][2]
-        key = tuple(sorted(labels.items()))
-        with self.lock:
-            counts, total = self.values[name].get(key, ([0] * (len(bounds) + 1), 0.0))
-            counts[bisect_left(bounds, value)] += 1
-            self.values[name][key] = (counts, total + value)
+    def _histogram(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = SECONDS_BUCKETS,
+    ) -> Histogram:
+        return Histogram(f"imputer_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-    def snapshot(self) -> dict[str, list[Any]]:
-        """Everything, as plain values."""
-        self.set("imputer_resident_memory_bytes", resident_bytes())
-        with self.lock:
-            return json.loads(json.dumps({name: list(of.items()) for name, of in self.values.items()}))
-
-    def publish(self) -> None:
-        """Leave the figures where other workers find them."""
-        if self.folder is None:
-            return
-        path = self.folder / f"{os.getpid()}.json"
-        temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(self.snapshot()))
-        os.replace(temporary, path)
+    def watch_memory(self, pids: Callable[[], list[int]]) -> None:
+        """Have the memory gauge read these processes whenever it is asked."""
+        self.memory.set_function(lambda: sum(resident_bytes(pid) for pid in (os.getpid(), *pids())))
 
     def text(self) -> str:
         """The page that Prometheus reads."""
-        if self.folder is None:
-            return render([self.snapshot()])
-        self.publish()
-        snapshots = []
-        for path in sorted(self.folder.glob("*.json")):
-            snapshot = json.loads(path.read_text())
-            if not _alive(int(path.stem)):
-                snapshot = {name: of for name, of in snapshot.items() if FIGURES[name][0] != "gauge"}
-            snapshots.append(snapshot)
-        return render(snapshots)
+        return generate_latest(self.registry).decode()
 
 
-def render(snapshots: Iterable[Mapping[str, list[Any]]]) -> str:
-    """Prometheus' text format of the sum of snapshots."""
-    snapshots = list(snapshots)
-    lines = []
-    for name, (kind, help_text, bounds) in FIGURES.items():
-        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        summed: dict[Labels, Any] = {}
-        for snapshot in snapshots:
-            for key, value in snapshot.get(name, []):
-                labels = tuple((label, text) for label, text in key)
-                summed[labels] = _sum(summed.get(labels), value)
-        for labels, value in sorted(summed.items()):
-            if kind != "histogram":
-                lines.append(f"{name}{_braces(labels)} {value:.15g}")
-                continue
-            counts, total = value
-            seen = 0
-            for bound, count in zip((*bounds, "+Inf"), counts, strict=True):
-                seen += count
-                lines.append(f"{name}_bucket{_braces((*labels, ('le', str(bound))))} {seen}")
-            lines += [f"{name}_sum{_braces(labels)} {total:.15g}", f"{name}_count{_braces(labels)} {seen}"]
-    return "\n".join(lines) + "\n"
-
-
-def resident_bytes(pid: int | str = "self") -> int:
+def resident_bytes(pid: int) -> int:
     """Memory that a process holds; 0 where the system does not say."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _sum(old: Any, new: Any) -> Any:
-    if old is None:
-        return new
-    if isinstance(new, list):
-        return [[a + b for a, b in zip(old[0], new[0], strict=True)], old[1] + new[1]]
-    return old + new
-
-
-def _braces(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels) + "}" if labels else ""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -22,77 +22,112 @@ from imputer.transcripts import Token, Transcript, Word
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED = ("json", "text")
 GRANULARITIES = ("word", "segment")
+INCLUDES = ("logprobs", "passes")
+MAX_BLOCK_SIZE = 64  # passes
 PROMPT_WORDS = 4  # of a phrase in a prompt that counts as a name
-MAX_BLOCK_SIZE = 64  # passes; a batch holds up all others for as long as it runs
 
-# Fields of OpenAI's own models that have no meaning here: taken, and left alone.
+# Fields of OpenAI's own models that change nothing here: accepted and ignored.
 IGNORED = ("temperature", "chunking_strategy", "user")
+LISTS = ("timestamp_granularities", "include", "keywords", "languages", "hotwords")
 FIELDS = (
     "file",
     "model",
     "language",
     "response_format",
-    "timestamp_granularities",
-    "include",
+    *LISTS,
+    "prompt",
     "stream",
     "block_size",
     "strategy",
     "lm",
-    "keywords",
-    "prompt",
     *IGNORED,
 )
+# Fields that ask for speakers: without them the answer would be another one.
+REFUSED = ("known_speaker_names", "known_speaker_references")
 
-# Names that programs written for OpenAI's service ask for; they get the default model.
-ALIASES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
+# Names that programs written for OpenAI's service send; they mean the default model.
+ALIASES = (
+    "whisper-1",
+    "gpt-transcribe",
+    "gpt-4o-transcribe",
+    "gpt-4o-mini-transcribe",
+    "gpt-4o-mini-transcribe-2025-12-15",
+    "gpt-4o-transcribe-diarize",
+)
 
-# Models that come with the package know one language; of others the server cannot tell.
+# The models that come with the package are for one language; of others the server cannot tell.
 LANGUAGES = {"english": "en", "digits": "en"}
-ENGLISH = ("en", "english")
-
-# Strategies that take back what they committed: until the last pass nothing of the text is settled.
-REVISING = ("annealing", "annealing_random")
+ENGLISH = ("en", "eng", "english")
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionRequest:
-    """What a client asks for, checked."""
+    """The fields of a request, checked."""
 
     model: str
     options: Options
+    suggested: tuple[str, ...] = ()  # hotwords out of the prompt, which may be ones that the model cannot write
     response_format: str = "json"
-    granularities: tuple[str, ...] = ("segment",)
+    granularities: tuple[str, ...] = ()
     stream: bool = False
     logprobs: bool = False
+    passes: bool = False  # stream every pass
     language: str = ""
+    task: str = "transcribe"
 
 
-def parse(
+class Models:
+    """The names that requests may use, and what they stand for."""
+
+    def __init__(self, block_sizes: dict[str, int], aliases: dict[str, str] | None = None) -> None:
+        self.block_sizes = block_sizes  # of each model by its name; the first is the default
+        self.aliases = aliases or {}
+
+    @property
+    def default(self) -> str:
+        return next(iter(self.block_sizes))
+
+    def find(self, name: str) -> str:
+        """The model that a name stands for."""
+        if name in self.block_sizes:
+            return name
+        if name in self.aliases:
+            return self.aliases[name]
+        if not name or name in ALIASES:
+            return self.default
+        known = ", ".join((*self.block_sizes, *self.aliases))
+        raise Failure(
+            404, f"there is no model {name[:80]!r}; there is {known}", code="model_not_found", param="model"
+        )
+
+
+def read_request(
     items: Iterable[tuple[str, str]],
-    default_block_sizes: dict[str, int],
+    models: Models,
+    task: str = "transcribe",
     *,
+    trace: bool = False,
     lm: str | None = "default",
     hotwords: tuple[str, ...] = (),
 ) -> TranscriptionRequest:
-    """The text fields of a form, checked; the first known model is the default.
-
-    ``lm`` and ``hotwords`` are the server's own, for requests that do not say.
-    """
+    """The text fields of a form, checked; ``lm`` and ``hotwords`` are the server's, for requests that do not say."""
     fields: dict[str, list[str]] = {}
     for name, value in items:
-        name = name.removesuffix("[]")
+        name = name.removesuffix("[]").partition("[")[0]  # chunking_strategy[type] is chunking_strategy
+        if name in REFUSED:
+            raise _bad(name, f"{name} is not supported: no model here tells speakers apart")
         if name not in FIELDS:
             raise unknown_field(name)
         fields.setdefault(name, []).append(value)
-    several = [name for name, values in fields.items() if len(values) > 1 and not _is_list(name)]
-    if several:
-        raise _bad(several[0], f"the field {several[0]} was given {len(fields[several[0]])} times")
+    for name, values in fields.items():
+        if len(values) > 1 and name not in (*LISTS, "chunking_strategy"):
+            raise _bad(name, f"the field {name} was given {len(values)} times")
 
     def one(name: str, default: str) -> str:
         return fields.get(name, [default])[0].strip() or default
 
-    model = _model(one("model", ""), list(default_block_sizes))
-    response_format = _one_of("response_format", one("response_format", "json"), FORMATS)
+    model = models.find(one("model", ""))
+    response_format = _response_format(one("response_format", "json"))
     stream = _boolean("stream", one("stream", "false"))
     if stream and response_format not in STREAMED:
         raise _bad("stream", f"stream=true goes with response_format json or text, not {response_format}")
@@ -100,39 +135,45 @@ def parse(
         _one_of("timestamp_granularities[]", g, GRANULARITIES)
         for g in fields.get("timestamp_granularities", [])
     )
-    if granularities and response_format != "verbose_json":
-        raise _bad(
-            "timestamp_granularities[]",
-            f"timestamp_granularities[] goes with response_format verbose_json, not {response_format}",
-        )
-    include = [_one_of("include[]", value, ("logprobs",)) for value in fields.get("include", [])]
-    if include and response_format != "json":
-        raise _bad("include[]", f"include[] goes with response_format json, not {response_format}")
+    include = {_one_of("include[]", value, INCLUDES) for value in fields.get("include", [])}
+    if "logprobs" in include and response_format != "json":
+        raise _bad("include[]", f"include[]=logprobs goes with response_format json, not {response_format}")
+    if "passes" in include and not stream:
+        raise _bad("include[]", "include[]=passes goes with stream=true")
+    language = _language([one("language", ""), *fields.get("languages", [])], model)
+    if task == "translate" and language != "english":
+        raise _bad("model", f"{model} cannot translate: only models for English can, from English")
+    options = Options(
+        _block_size(one("block_size", str(models.block_sizes[model]))),
+        _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
+        trace=trace,
+        lm=lm if _one_of("lm", one("lm", "default"), ("default", "none")) == "default" else None,
+        hotwords=(*hotwords, *_terms([*fields.get("keywords", []), *fields.get("hotwords", [])])),
+    )
     return TranscriptionRequest(
         model=model,
-        options=Options(
-            _block_size(one("block_size", str(default_block_sizes[model]))),
-            _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
-            lm=lm if _one_of("lm", one("lm", "default"), ("default", "none")) == "default" else None,
-            hotwords=(*hotwords, *_keywords(one("keywords", "")), *_names(one("prompt", ""))),
-        ),
+        options=options,
+        suggested=_names(one("prompt", "")),
         response_format=response_format,
-        granularities=granularities or ("segment",),
+        granularities=granularities,
         stream=stream,
-        logprobs=bool(include),
-        language=_language(one("language", ""), model),
+        logprobs="logprobs" in include,
+        passes="passes" in include,
+        language=language,
+        task=task,
     )
 
 
-def _keywords(given: str) -> list[str]:
-    """Words and phrases with commas between."""
-    return [word.strip() for word in given.split(",") if word.strip()]
+def _terms(given: Iterable[str]) -> list[str]:
+    """Words and phrases, several in one field with commas between."""
+    return [term.strip() for text in given for term in text.split(",") if term.strip()]
 
 
-def _names(prompt: str) -> list[str]:
+def _names(prompt: str) -> tuple[str, ...]:
     """Of OpenAI's prompt, the short phrases in letters alone: names and terms, as its own guide lists them."""
     phrases = (plain(part) for part in re.split(r"[,;.!?:\n]", prompt))
-    return [one for one in phrases if 0 < len(one.split()) <= PROMPT_WORDS and re.fullmatch("[a-z' ]+", one)]
+    short = (one for one in phrases if 0 < len(one.split()) <= PROMPT_WORDS)
+    return tuple(one for one in short if re.fullmatch("[a-z' ]+", one))
 
 
 def unknown_field(name: str) -> Failure:
@@ -142,32 +183,23 @@ def unknown_field(name: str) -> Failure:
     return _bad(name[:80], f"unknown field {name[:80]!r}{hint}")
 
 
-def _is_list(name: str) -> bool:
-    return name in ("timestamp_granularities", "include")
+def _response_format(value: str) -> str:
+    if value == "diarized_json":
+        raise _bad("response_format", "diarized_json is not supported: no model here tells speakers apart")
+    return _one_of("response_format", value, FORMATS)
 
 
-def _model(name: str, known: list[str]) -> str:
-    if not name or name in ALIASES:
-        return known[0]
-    if name not in known:
-        raise Failure(
-            404,
-            f"there is no model {name[:80]!r} here; there is {', '.join(known)}",
-            code="model_not_found",
-            param="model",
-        )
-    return name
-
-
-def _language(name: str, model: str) -> str:
-    name = name.lower()
-    if len(name) > 40:
+def _language(names: Sequence[str], model: str) -> str:
+    """The language of the answer; en, en_US, eng and auto are all right for an English model."""
+    asked = [name.strip().lower().replace("_", "-") for name in names]
+    asked = [name for name in asked if name and name != "auto"]
+    if any(len(name) > 40 for name in asked):
         raise _bad("language", "language is a code such as en")
     if LANGUAGES.get(model) == "en":
-        if name and name.split("-")[0] not in ENGLISH:
-            raise _bad("language", f"the model {model} knows English (en), not {name!r}")
+        if asked and not any(name.split("-")[0] in ENGLISH for name in asked):
+            raise _bad("language", f"the model {model} is for English (en), not {', '.join(asked)[:80]!r}")
         return "english"
-    return name or "unknown"
+    return asked[0] if asked else "unknown"
 
 
 def _one_of(field: str, value: str, known: Sequence[str]) -> str:
@@ -184,9 +216,14 @@ def _boolean(field: str, value: str) -> bool:
 
 
 def _block_size(value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value[:9]) <= MAX_BLOCK_SIZE:
+    digits = value.lstrip("0")
+    if (
+        not (value.isascii() and value.isdecimal())
+        or len(digits) > 3
+        or not 1 <= int(digits or 0) <= MAX_BLOCK_SIZE
+    ):
         raise _bad("block_size", f"block_size is {value[:80]!r}, but it takes 1 to {MAX_BLOCK_SIZE}")
-    return int(value)
+    return int(digits)
 
 
 def _bad(param: str, message: str) -> Failure:
@@ -196,42 +233,52 @@ def _bad(param: str, message: str) -> Failure:
 # Answers.
 
 
-def answer(asked: TranscriptionRequest, transcript: Transcript, name: str) -> tuple[str, str]:
+def answer(request: TranscriptionRequest, transcript: Transcript, name: str) -> tuple[str, str]:
     """Body and content type of an answer that is not streamed."""
-    if asked.response_format == "text":
+    if request.response_format == "text":
         return transcripts.txt(transcript, name), "text/plain; charset=utf-8"
-    if asked.response_format == "srt":
+    if request.response_format == "srt":
         return transcripts.srt(transcript, name), "application/x-subrip; charset=utf-8"
-    if asked.response_format == "vtt":
+    if request.response_format == "vtt":
         return transcripts.vtt(transcript, name), "text/vtt; charset=utf-8"
-    if asked.response_format == "verbose_json":
-        return dumps(verbose(asked, transcript)), "application/json"
+    if request.response_format == "verbose_json":
+        return dumps(verbose(request, transcript)), "application/json"
     body: dict[str, Any] = {"text": transcript.text, "usage": _usage(transcript)}
-    if asked.logprobs:
+    body |= _times(request, transcript)
+    if request.logprobs:
         body["logprobs"] = logprobs(transcript.tokens)
     return dumps(body), "application/json"
 
 
-def verbose(asked: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
+def verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
     """OpenAI's verbose_json; no_speech_prob, temperature and seek are fields of its model and always 0."""
     body: dict[str, Any] = {
-        "task": "transcribe",
-        "language": asked.language,
+        "task": request.task,
+        "language": request.language,
         "duration": transcript.seconds,
         "text": transcript.text,
         "usage": _usage(transcript),
     }
-    if "word" in asked.granularities:
-        body["words"] = [
+    times = _times(request, transcript)
+    return body | (times or {"segments": _segments(transcript)})
+
+
+def _times(request: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
+    """Words and segments with their times, as far as they were asked for."""
+    times: dict[str, Any] = {}
+    if "word" in request.granularities:
+        times["words"] = [
             {"word": word.text, "start": word.start, "end": word.end, "confidence": word.confidence}
             for word in transcript.words
         ]
-    if "segment" in asked.granularities:
-        body["segments"] = [
-            _segment(number, cue, transcript.tokens)
-            for number, cue in enumerate(transcripts.cues(transcript.words))
-        ]
-    return body
+    if "segment" in request.granularities:
+        times["segments"] = _segments(transcript)
+    return times
+
+
+def _segments(transcript: Transcript) -> list[dict[str, Any]]:
+    cues = transcripts.cues(transcript.words)
+    return [_segment(number, cue, transcript.tokens) for number, cue in enumerate(cues)]
 
 
 def _segment(number: int, words: list[Word], tokens: list[Token]) -> dict[str, Any]:
@@ -283,90 +330,129 @@ def error_event(failure: Failure) -> bytes:
     return f"event: error\ndata: {dumps(failure.envelope())}\n\n".encode()
 
 
-class Settled:
-    """The words that no later pass can change, as deltas that add up to the final text.
+END = b"data: [DONE]\n\n"
 
-    An Imputer does not write from left to right. What is settled is what stands before the first masked frame
-    of the first window that is not done; its last word may still grow, so it waits for the next to begin.
+
+def done_event(request: TranscriptionRequest, transcript: Transcript) -> bytes:
+    """The last event of a stream: all of the text, and what was asked for beside it."""
+    more = _times(request, transcript)
+    if request.logprobs:
+        more["logprobs"] = logprobs(transcript.tokens)
+    return event("transcript.text.done", text=transcript.text, usage=_token_usage(transcript), **more)
+
+
+def _token_usage(transcript: Transcript) -> dict[str, Any]:
+    """OpenAI's streams count tokens: here frames in, tokens out."""
+    frames = round(transcript.seconds / transcript.frame_seconds) if transcript.frame_seconds else 0
+    return {
+        "type": "tokens",
+        "input_tokens": frames,
+        "output_tokens": len(transcript.tokens),
+        "total_tokens": frames + len(transcript.tokens),
+        "input_token_details": {"audio_tokens": frames, "text_tokens": 0},
+    }
+
+
+def delta_event(request: TranscriptionRequest, text: str, tokens: Sequence[Token]) -> bytes:
+    more = {"logprobs": logprobs(tokens)} if request.logprobs else {}
+    return event("transcript.text.delta", delta=text, **more)
+
+
+class SettledText:
+    """The words that no later window can change, as deltas that add up to the final text.
+
+    Windows are added in any order. What precedes the overlap with the next window is settled; its last word may
+    still grow, so it waits for the next word to begin. Work per window does not grow with the recording.
     """
 
-    def __init__(self, recognizer: Recognizer, count: int, revising: bool) -> None:
-        self.recognizer, self.revising = recognizer, revising
+    def __init__(self, recognizer: Recognizer) -> None:
+        self.recognizer = recognizer
         self.hop = recognizer.window_frames()[1]
-        self.pieces: list[Decoded | None] = [None] * count
-        self.said = 0
+        self.early: dict[int, tuple[list[int], list[float]]] = {}  # windows whose predecessors are not there
+        self.next = 0
+        self.last: tuple[list[int], list[float]] | None = None  # the window before ``next``
+        self.start = 0  # frame of ``last`` from which on it counts
+        self.open: tuple[list[int], list[float]] = ([], [])  # frames that are settled and not yet reported
+        self.reported = False
 
-    def delta(self, window: int, partial: list[int], confidence: list[float]) -> tuple[str, list[Token]]:
-        """What a pass over a window adds to the settled text."""
-        if self.revising:
+    def add(self, number: int, alignment: list[int], confidence: list[float]) -> tuple[str, list[Token]]:
+        """What a window adds to the settled text."""
+        self.early[number] = alignment, confidence
+        while self.next in self.early:
+            self._follow(self.early.pop(self.next))
+            self.next += 1
+        return self._report(last=False)
+
+    def rest(self) -> tuple[str, list[Token]]:
+        """What is left when the last window is there."""
+        if self.last is not None:
+            self._settle(len(self.last[0]))
+        return self._report(last=True)
+
+    def _follow(self, window: tuple[list[int], list[float]]) -> None:
+        if self.last is not None:
+            before, now = self.last[0], window[0]
+            overlap = min(len(before) - self.hop, len(now))
+            blank = self.recognizer.model.blank
+            handover = windows.seam(before[self.hop : self.hop + overlap], now[:overlap], blank)
+            self._settle(self.hop + handover)
+            self.start = handover
+        self.last = window
+        self._settle(self.hop)  # the next window takes over here at the earliest
+
+    def _settle(self, frame: int) -> None:
+        assert self.last is not None
+        self.open[0].extend(self.last[0][self.start : frame])
+        self.open[1].extend(self.last[1][self.start : frame])
+        self.start = max(self.start, min(frame, len(self.last[0])))
+
+    def _report(self, last: bool) -> tuple[str, list[Token]]:
+        """The words in the open frames, but for the last unless there are no more frames."""
+        alignment, confidence = self.open
+        seconds = len(alignment) * self.recognizer.frame_seconds
+        found = self.recognizer.transcript(Decoded(alignment, confidence, 0), seconds)
+        tokens = found.tokens
+        if last:
+            kept, end = tokens, len(alignment)
+        else:
+            starts = [n for n, t in enumerate(tokens) if t.piece.startswith(transcripts.WORD_MARK)]
+            if not starts:
+                return "", []
+            kept, end = tokens[: starts[-1]], tokens[starts[-1]].frame
+        words = transcripts.words_of(kept, seconds)
+        if not words:
             return "", []
-        mask = self.recognizer.model.mask
-        settled = partial.index(mask) if mask in partial else len(partial)
-        if settled < len(partial) and len(self.pieces) > 1:
-            return "", []  # where a window hands over to the next is known when both are whole
-        self.pieces[window] = Decoded(partial[:settled], confidence[:settled], 0)
-        known = self._known()
-        if known is None:
-            return "", []
-        said = self.recognizer.transcript(known, len(known.alignment) * self.recognizer.frame_seconds)
-        return self._new(said, said.words[:-1])
-
-    def rest(self, transcript: Transcript) -> tuple[str, list[Token]]:
-        """What is left when all is done."""
-        return self._new(transcript, transcript.words)
-
-    def _known(self) -> Decoded | None:
-        done = [piece for piece in self.pieces[: self._contiguous()] if piece is not None]
-        if not done:
-            return None
-        piece = windows.join(done, self.hop, self.recognizer.model.blank)
-        if len(done) < len(self.pieces):  # the next window may take over anywhere in the overlap
-            upto = len(done) * self.hop
-            return Decoded(piece.alignment[:upto], piece.confidence[:upto], 0)
-        return piece
-
-    def _contiguous(self) -> int:
-        return next((n for n, piece in enumerate(self.pieces) if piece is None), len(self.pieces))
-
-    def _new(self, transcript: Transcript, words: Sequence[Word]) -> tuple[str, list[Token]]:
-        fresh = words[self.said :]
-        if not fresh:
-            return "", []
-        text = " ".join(word.text for word in fresh)
-        tokens = [token for token in transcript.tokens if fresh[0].start <= token.start < fresh[-1].end]
-        lead = " " if self.said else ""
-        self.said += len(fresh)
-        return lead + text, tokens
+        self.open = alignment[end:], confidence[end:]
+        lead = " " if self.reported else ""
+        self.reported = True
+        return lead + " ".join(word.text for word in words), kept
 
 
 # The page.
+
 
 DOWNLOADS = ("txt", "srt", "vtt", "json", "ctm")
 
 
 def outline(
-    recognizer: Recognizer,
-    asked: TranscriptionRequest,
-    name: str,
-    seconds: float,
-    waveforms: Sequence[np.ndarray],
+    recognizer: Recognizer, request: TranscriptionRequest, name: str, waveform: np.ndarray
 ) -> dict[str, Any]:
     """What is known of an imputation before its first pass; counts of frames are estimates."""
     hop = recognizer.window_frames()[1]
     per_frame = recognizer.sample_rate * recognizer.frame_seconds
     return {
         "object": "imputation",
-        "model": asked.model,
+        "model": request.model,
         "name": name,
-        "seconds": round(seconds, 3),
+        "seconds": round(len(waveform) / recognizer.sample_rate, 3),
         "frame_seconds": recognizer.frame_seconds,
-        "frames": max(1, round(seconds / recognizer.frame_seconds)),
+        "frames": max(1, round(len(waveform) / per_frame)),
         "windows": [
             {"first": number * hop, "frames": max(1, round(len(samples) / per_frame))}
-            for number, samples in enumerate(waveforms)
+            for number, samples in enumerate(recognizer.cut(waveform))
         ],
-        "block_size": asked.options.block_size,
-        "strategy": asked.options.strategy,
+        "block_size": request.options.block_size,
+        "strategy": request.options.strategy,
         "merge_repeats": recognizer.model.merge_repeats,
         "blank": transcripts.BLANK,
         "mask": transcripts.MASK,
@@ -375,19 +461,21 @@ def outline(
 
 def imputation(
     recognizer: Recognizer,
-    asked: TranscriptionRequest,
+    request: TranscriptionRequest,
     outline: dict[str, Any],
     windows: Sequence[Decoded],
+    seconds: float,
 ) -> dict[str, Any]:
     """The outline completed: the passes as changes, greedy CTC beside them, texts to download."""
     decoded = recognizer.join(windows)
     assert decoded.greedy is not None
-    transcript = recognizer.transcript(replace(decoded, trace=None), outline["seconds"])
-    greedy = recognizer.transcript(decoded.greedy, outline["seconds"])
+    transcript = recognizer.transcript(replace(decoded, trace=None), seconds)
+    greedy = recognizer.transcript(decoded.greedy, seconds)
     return outline | {
         "text": transcript.text,
+        "seconds": transcript.seconds,
         "frames": len(decoded.alignment),
-        "block_starts": recognizer.block_starts(windows, asked.options),
+        "block_starts": recognizer.block_starts(windows, request.options),
         "words": [word(item) for item in transcript.words],
         "passes": list(_changes(recognizer, decoded)),
         "greedy": {

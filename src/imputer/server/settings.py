@@ -1,4 +1,4 @@
-"""What a server is told when it starts. Plain values, so that worker processes can be handed them."""
+"""Everything a server is told when it starts: plain values that can be sent to worker processes."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,50 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits are per worker process."""
+    """Limits hold for the whole server, whatever the number of workers."""
 
     models: tuple[str, ...]  # folders or shipped names; the first is the default
+    aliases: tuple[tuple[str, str], ...] = ()  # (name that clients use, model)
     runtime: str = "torch"  # or "onnx", "onnx-int8"
+    device: str = "cpu"
     lm: str | None = "default"  # language model of all models: their own, a path, or None
     hotwords: tuple[str, ...] = ()  # for every request
-    api_keys: tuple[str, ...] = ()  # none: everybody who can connect may ask
-    max_upload_bytes: int = 25 * MEGABYTE
-    max_seconds: float = 600.0  # of decoded audio in one recording
-    max_requests: int = 64  # uploading, waiting or running at once; the next is told to come back
-    max_waiting_seconds: float = 3600.0  # of decoded audio in the queue
-    batch_items: int = 16  # recordings in one batch; 1 turns batching off
+    workers: int = 1  # processes that run the network; 1 runs it in a thread of the server
+    threads: int = 1  # of the network, per worker
+
+    # Who may ask.
+    api_keys: tuple[str, ...] = ()  # none, and no file: everybody who can connect
+    api_key_file: str = ""  # read again when it changes
+    allow_hosts: tuple[str, ...] = ()  # names in the Host header besides addresses and localhost
+    allow_origins: tuple[str, ...] = ()  # origins of browser applications on other sites
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For is believed
+    requests_per_minute: float = 0.0  # per key, or per address where there are no keys; 0: no limit
+
+    # How much.
+    max_upload_bytes: int = 128 * MEGABYTE
+    max_uploads_bytes: int = 1024 * MEGABYTE  # of all uploads together that are held at once
+    max_seconds: float = 3600.0  # of decoded audio in one recording
+    max_trace_seconds: float = 600.0  # in one recording of which every pass is kept
+    max_requests: int = 64  # complete uploads being decoded, waiting or running
+    max_connections: int = 1000
+    max_connections_per_client: int = 100  # trusted proxies excepted
+
+    # How long, in seconds.
+    header_seconds: float = 10.0  # for the header of a request
+    upload_idle_seconds: float = 15.0  # without a byte of the body
+    upload_bytes_per_second: float = 1000.0  # least average rate, after upload_idle_seconds
+    upload_total_seconds: float = 1800.0
+    decode_seconds: float = 60.0  # of work to decode one upload
+    write_seconds: float = 30.0  # without the client taking any of its answer
+    keep_alive_seconds: float = 5.0  # between two requests on a connection
+    drain_seconds: float = 60.0  # after SIGTERM, for requests that are running
+    stall_seconds: float = 120.0  # without progress while work waits: not ready
+
+    # Batches.
+    batch_items: int = 16  # windows in one batch; 1 turns batching off
     batch_seconds: float = 32.0  # of padded audio in one batch; beyond, processors gain no more
-    patience_seconds: float = 0.004  # how long a batch waits for company
-    threads: int = 1  # of the network
-    upload_idle_seconds: float = 30.0  # an upload that stalls this long is refused
-    upload_total_seconds: float = 300.0
-    metrics_folder: str = ""  # where several workers leave their figures for each other
+    batch_delay_seconds: float = 0.004  # batching delay, applied only under concurrent load
+
+    # Logs.
+    log_json: bool = False
+    quiet: bool = False

@@ -1,0 +1,206 @@
+"""Threads that decode uploads, window by window, in fair turns.
+
+A turn ends after a fraction of a second of work, when enough is decoded ahead of the network, or when the client has
+left; so neither a large upload nor a costly one holds the others up, and an hour of audio takes the memory of a
+few windows.
+"""
+
+import logging
+import threading
+import time
+
+import numpy as np
+
+from imputer.recognizer import Recognizer
+from imputer.server.batcher import Batcher
+from imputer.server.failures import Failure, no_space
+from imputer.server.jobs import FairClock, Job
+from imputer.server.metrics import Metrics
+from imputer.server.settings import Settings
+
+THREADS = 2
+TURN_SECONDS = 0.25  # of decoding, before another upload has its turn
+AHEAD_SECONDS = 48.0  # of audio decoded and not yet transcribed, per recording
+
+logger = logging.getLogger("imputer.server")
+
+
+class Decoders:
+    """Uploads that are being decoded."""
+
+    def __init__(self, batcher: Batcher, settings: Settings, metrics: Metrics) -> None:
+        self.batcher, self.settings, self.metrics = batcher, settings, metrics
+        self.condition = batcher.condition  # one lock for all that is known of a job
+        self.idle: dict[Job, Cutter] = {}  # waiting for a turn
+        self.clock = FairClock()
+        self.stopping = False
+        self.threads = [
+            threading.Thread(target=self._run, name=f"imputer-decode-{n}", daemon=True)
+            for n in range(THREADS)
+        ]
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        with self.condition:
+            self.stopping = True
+            self.condition.notify_all()
+        for thread in self.threads:
+            if thread.ident is not None:
+                thread.join()
+        for job in self.idle:
+            job.close()
+
+    def add(self, job: Job, recognizer: Recognizer) -> None:
+        """Decode the upload of a job and push its windows to the batcher."""
+        with self.condition:
+            job.decode_tag = self.clock.now
+            job.ahead = max(2, round(AHEAD_SECONDS / recognizer.window_seconds))
+            self.idle[job] = Cutter(recognizer)
+            self.condition.notify_all()
+
+    def _run(self) -> None:
+        while taken := self._next():
+            job, cutter = taken
+            job.turn_began = time.monotonic()
+            try:
+                over = self._decode(job, cutter)
+            except _Left:
+                over = True
+            except Exception as error:
+                self.batcher.fail(job, _failure(error))
+                over = True
+            self._end_turn(job, cutter, time.monotonic() - job.turn_began, over)
+            del job, cutter, taken
+
+    def _next(self) -> tuple[Job, "Cutter"] | None:
+        with self.condition:
+            while not self.stopping:
+                ready = [job for job in self.idle if job.cancelled or _has_room(job)]
+                if ready:
+                    job = min(ready, key=lambda job: (job.decode_tag, job.order))
+                    return job, self.idle.pop(job)
+                self.condition.wait()
+            return None
+
+    def check(self, job: Job) -> None:
+        """Stop decoding when its client has left or its time is up; called before every block."""
+        if job.cancelled:
+            raise _Left
+        if job.decode_seconds + time.monotonic() - job.turn_began > self.settings.decode_seconds:
+            raise Failure(
+                413,
+                f"decoding the upload takes longer than {self.settings.decode_seconds:g} s",
+                code="decode_timeout",
+                param="file",
+            )
+
+    def _decode(self, job: Job, cutter: "Cutter") -> bool:
+        """Decode until the turn or the upload is over; True if the upload is."""
+        if job.blocks is None:
+            job.blocks = job.open(job)
+        while True:
+            self.check(job)
+            block = next(job.blocks, None)
+            if block is None:
+                self._end(job, cutter)
+                return True
+            job.seconds += len(block) / job.sample_rate
+            for window in cutter.add(block, whole=job.options.trace):
+                self.batcher.push(job, window)
+            if not _has_room(job):
+                if not job.admitted.done():
+                    self.batcher.admit_long(job)
+                    job.admit()
+                return False
+            if time.monotonic() - job.turn_began > TURN_SECONDS:
+                return False
+
+    def _end(self, job: Job, cutter: "Cutter") -> None:
+        frame_seconds = cutter.recognizer.frame_seconds
+        if job.seconds < frame_seconds:
+            raise Failure(
+                400,
+                f"the recording is {job.seconds * 1000:.0f} ms long, less than a frame of "
+                f"{frame_seconds * 1000:.0f} ms",
+                code="audio_too_short",
+                param="file",
+            )
+        if job.options.trace:
+            job.waveform = cutter.waveform()
+            windows = cutter.recognizer.cut(job.waveform)
+        else:
+            windows = cutter.rest()
+        for window in windows:
+            self.batcher.push(job, window)
+        job.admit()
+        self.batcher.end_input(job)
+
+    def _end_turn(self, job: Job, cutter: "Cutter", seconds: float, over: bool) -> None:
+        job.decode_seconds += seconds
+        with self.condition:
+            self.clock.charge(seconds, len(self.idle) + 1)
+            job.decode_tag += seconds
+            if not over:
+                self.idle[job] = cutter
+                self.condition.notify_all()
+        if over:
+            self.metrics.decode_seconds.observe(job.decode_seconds)
+            if job.blocks is not None:
+                job.blocks.close()  # type: ignore[attr-defined]
+            job.close()
+
+
+class _Left(Exception):
+    """The client of an upload has left."""
+
+
+def _failure(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    logger.error("an upload could not be decoded", exc_info=error)
+    if isinstance(error, OSError):
+        return no_space()
+    return Failure(500, "the upload could not be decoded", code="internal_error")
+
+
+def _has_room(job: Job) -> bool:
+    return job.options.trace or job.windows - len(job.results) < job.ahead
+
+
+class Cutter:
+    """Cuts decoded blocks into the windows that ``Recognizer.cut`` would cut the whole recording into."""
+
+    def __init__(self, recognizer: Recognizer) -> None:
+        self.recognizer = recognizer
+        frames, hop = recognizer.window_frames()
+        per_frame = recognizer.frame_seconds * recognizer.sample_rate
+        self.window, self.hop = round(frames * per_frame), round(hop * per_frame)  # samples
+        self.parts: list[np.ndarray] = []
+        self.count = 0
+        self.first = True  # no window has been cut yet
+
+    def add(self, block: np.ndarray, whole: bool = False) -> list[np.ndarray]:
+        """The windows that are complete with this block; ``whole`` keeps everything for ``waveform``."""
+        self.parts.append(block)
+        self.count += len(block)
+        windows: list[np.ndarray] = []
+        while not whole and self.count >= self.window:
+            samples = self.waveform()
+            windows.append(samples[: self.window])
+            self.parts = [samples[self.hop :]]
+            self.count -= self.hop
+            self.first = False
+        return windows
+
+    def rest(self) -> list[np.ndarray]:
+        """The last window, if it has more to it than what it shares with the one before."""
+        if self.first or self.count > self.window - self.hop:
+            return [self.waveform()]
+        return []
+
+    def waveform(self) -> np.ndarray:
+        """All samples that are held."""
+        return np.concatenate(self.parts) if self.parts else np.empty(0, np.float32)

@@ -1,0 +1,373 @@
+"""What runs batches: the network in this process, or in a process of its own.
+
+A worker process has one pipe to the server. It ends when the pipe or the server does. Between passes it looks for a
+more urgent batch and for cancellations, so a long batch holds nobody up.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from imputer.decoding import Cancelled, Decoded, OnPass, Options
+from imputer.errors import ImputerError
+from imputer.recognizer import Recognizer
+from imputer.server.jobs import Batch, Window
+from imputer.server.settings import Settings
+
+POLL_SECONDS = 0.02  # how often the server looks for something urgent while a worker is busy
+ALIVE_SECONDS = 1.0  # between signs of life from a worker that is busy
+START_SECONDS = 300.0
+DEPTH = 3  # batches that interrupt each other
+
+Results = list[Decoded | Exception]
+Watch = Callable[[int, list[int], list[float]], None]  # pass, partial alignment, confidence
+
+logger = logging.getLogger("imputer.server")
+
+
+class Host(Protocol):
+    """What a runner needs of the batcher."""
+
+    def urgent(self, running: Batch, elapsed: float) -> Batch | None:
+        """A batch to run before ``running`` goes on."""
+
+    def deliver(self, batch: Batch, results: Results, seconds: float) -> None:
+        """What became of a batch."""
+
+
+class Runner(Protocol):
+    """Runs one batch at a time, and what interrupts it."""
+
+    def start(self) -> None:
+        """Begin to load the models."""
+
+    def wait_until_ready(self) -> None:
+        """Return when the models are loaded and warm."""
+
+    def run(self, batch: Batch, host: Host) -> None:
+        """Run a batch and hand its results to the host."""
+
+    def close(self) -> None:
+        """End, with no batch running."""
+
+
+class WorkerDied(Exception):
+    """The process that ran these batches is gone."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        super().__init__("a worker died")
+        self.batches = batches
+
+
+class LocalRunner:
+    """The network in a thread of the server."""
+
+    def __init__(self, recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
+        self.recognizers, self.settings = recognizers, settings
+
+    def start(self) -> None:
+        pass
+
+    def wait_until_ready(self) -> None:
+        warm_up(self.recognizers, self.settings)
+
+    def close(self) -> None:
+        pass
+
+    def run(self, batch: Batch, host: Host, depth: int = 1) -> None:
+        import torch
+
+        torch.set_num_threads(self.settings.threads)  # of this thread
+        started, interrupted = time.monotonic(), 0.0
+
+        def between_passes() -> bool:
+            nonlocal interrupted
+            if depth < DEPTH:
+                while other := host.urgent(batch, time.monotonic() - started - interrupted):
+                    since = time.monotonic()
+                    self.run(other, host, depth + 1)
+                    interrupted += time.monotonic() - since
+            return not batch.cancelled
+
+        results = run_windows(
+            self.recognizers[batch.model],
+            batch.options,
+            [window.samples for window in batch.windows],
+            [_watch(window) for window in batch.windows],
+            between_passes,
+        )
+        host.deliver(batch, results, time.monotonic() - started - interrupted)
+
+
+def run_windows(
+    recognizer: Recognizer,
+    options: Options,
+    samples: Sequence[np.ndarray],
+    watches: Sequence[Watch | None],
+    between_passes: Callable[[], bool],
+) -> Results:
+    """One result per window, none if ``between_passes`` said to stop; one that spoils the batch fails alone."""
+    try:
+        return list(
+            recognizer.decode(
+                samples,
+                options,
+                on_pass=_on_pass(watches, recognizer.model.mask),
+                cancelled=lambda: not between_passes(),
+            )
+        )
+    except Cancelled:
+        return []
+    except Exception as error:
+        if len(samples) == 1:
+            return [error]
+    results: Results = []
+    for one, watch in zip(samples, watches, strict=True):
+        alone = run_windows(recognizer, options, [one], [watch], between_passes)
+        if not alone:
+            return []
+        results += alone
+    return results
+
+
+def _on_pass(watches: Sequence[Watch | None], mask: int) -> OnPass | None:
+    """Tell each watch of its window's passes, until the window is complete or has failed."""
+    watching = {item: watch for item, watch in enumerate(watches) if watch is not None}
+    if not watching:
+        return None
+
+    def tell(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
+        for item, watch in list(watching.items()):
+            if partial[item]:
+                watch(number, partial[item], confidence[item])
+            if mask not in partial[item]:
+                del watching[item]
+
+    return tell
+
+
+def warm_up(recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
+    """Run every model once, so that the first client waits no longer than others."""
+    options = Options(2, lm=settings.lm, hotwords=settings.hotwords)
+    for recognizer in recognizers.values():
+        silence = np.zeros(recognizer.sample_rate, np.float32)
+        for result in recognizer.decode([silence, silence[:8000]], options):
+            if isinstance(result, Exception):
+                raise result
+
+
+def load(settings: Settings, folders: Mapping[str, Any]) -> dict[str, Recognizer]:
+    """The models by name."""
+    return {
+        name: Recognizer.from_pretrained(folder, runtime=settings.runtime, device=settings.device)  # type: ignore[arg-type]
+        for name, folder in folders.items()
+    }
+
+
+def _watch(window: Window) -> Watch | None:
+    job = window.job
+    if job.watch is None:
+        return None
+
+    def tell(number: int, partial: list[int], confidence: list[float]) -> None:
+        if not job.cancelled and job.watch is not None:
+            job.tell(job.watch, window.number, number, partial, confidence)
+
+    return tell
+
+
+# A process of its own. The server's side.
+
+
+class ProcessRunner:
+    """The network in a process; what it was running when it died is in the WorkerDied that ``run`` raises."""
+
+    def __init__(self, settings: Settings, folders: Mapping[str, Any]) -> None:
+        self.settings, self.folders = settings, dict(folders)
+        self.process: Any = None
+        self.pipe: Connection | None = None
+        self.received: queue.SimpleQueue = queue.SimpleQueue()  # messages; None: the worker is gone
+        self.sent = 0.0  # when the batch that runs now was
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process and self.process.is_alive() else 0
+
+    def start(self) -> None:
+        self.close()
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=work, args=(theirs, self.settings, self.folders), name="imputer-worker", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.received = queue.SimpleQueue()
+        # Always read, or both sides could wait for each other to take a large message.
+        reading = threading.Thread(target=_read, args=(self.pipe, self.received), daemon=True)
+        reading.start()
+
+    def wait_until_ready(self) -> None:
+        try:
+            message = self.received.get(timeout=START_SECONDS)
+        except queue.Empty:
+            raise ImputerError(f"a worker was not ready within {START_SECONDS:g} s") from None
+        if message is None:
+            self.process.join(10)
+            raise ImputerError(f"a worker ended while it loaded ({self.process.exitcode})")
+        if message:
+            raise ImputerError(f"a worker could not load its models: {message}")
+
+    def close(self) -> None:
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+        if self.process is not None:
+            self.process.join(10)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join()
+
+    def run(self, batch: Batch, host: Host) -> None:
+        assert self.pipe is not None
+        running: dict[int, Batch] = {}
+        cancelled: set[int] = set()
+        try:
+            self._send(batch, running)
+            while running:
+                with contextlib.suppress(queue.Empty):
+                    self._receive(self.received.get(timeout=POLL_SECONDS), running, host)
+                for one in running.values():
+                    if one.cancelled and one.number not in cancelled:
+                        cancelled.add(one.number)
+                        self.pipe.send(("cancel", one.number))
+                if len(running) < DEPTH and (other := self._urgent(running, host)):
+                    self._send(other, running)
+        except (EOFError, OSError):
+            self.process.join(1)
+            logger.error("worker %s died (%s)", self.process.pid, self.process.exitcode)
+            raise WorkerDied(list(running.values())) from None
+
+    def _urgent(self, running: dict[int, Batch], host: Host) -> Batch | None:
+        if not running:
+            return None
+        last = list(running.values())[-1]
+        return host.urgent(last, time.monotonic() - self.sent)
+
+    def _send(self, batch: Batch, running: dict[int, Batch]) -> None:
+        assert self.pipe is not None
+        running[batch.number] = batch
+        self.sent = time.monotonic()
+        windows = [(window.samples, window.job.watch is not None) for window in batch.windows]
+        self.pipe.send(("batch", batch.number, batch.model, batch.options, windows))
+
+    def _receive(self, message: tuple | None, running: dict[int, Batch], host: Host) -> None:
+        if message is None:
+            raise EOFError
+        kind, number, *rest = message
+        batch = running[number]
+        if kind == "pass":
+            item, *seen = rest
+            if watch := _watch(batch.windows[item]):
+                watch(*seen)
+        elif kind == "done":
+            del running[number]
+            results, seconds = rest
+            host.deliver(batch, results, seconds)
+
+
+def _read(pipe: Connection, received: queue.SimpleQueue) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            received.put(pipe.recv())
+    received.put(None)
+
+
+# The worker's side.
+
+
+def work(pipe: Connection, settings: Settings, folders: Mapping[str, Any]) -> None:
+    """The main function of a worker process."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # signals to the whole group are the server's to handle
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(settings.threads)
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            recognizers = load(settings, folders)
+            warm_up(recognizers, settings)
+        except Exception as error:
+            pipe.send(str(error) or repr(error))
+            return
+        pipe.send("")
+        worker = _Worker(pipe, recognizers)
+        while True:
+            worker.handle(pipe.recv())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+class _Worker:
+    def __init__(self, pipe: Connection, recognizers: Mapping[str, Recognizer]) -> None:
+        self.pipe, self.recognizers = pipe, recognizers
+        self.cancelled: set[int] = set()
+        self.said = time.monotonic()
+
+    def handle(self, message: tuple) -> None:
+        kind, number, *rest = message
+        if kind == "cancel":
+            self.cancelled.add(number)
+        else:
+            self.run(number, *rest)
+
+    def run(
+        self, number: int, model: str, options: Options, windows: Sequence[tuple[np.ndarray, bool]]
+    ) -> None:
+        started, interrupted = time.monotonic(), 0.0
+
+        def between_passes() -> bool:
+            nonlocal interrupted
+            since = time.monotonic()
+            while self.pipe.poll():
+                self.handle(self.pipe.recv())
+            interrupted += time.monotonic() - since
+            if time.monotonic() - self.said > ALIVE_SECONDS:
+                self.said = time.monotonic()
+                self.pipe.send(("alive", number))
+            return number not in self.cancelled
+
+        def watch(item: int) -> Watch:
+            return lambda *seen: self.pipe.send(("pass", number, item, *seen))
+
+        samples, watched = zip(*windows, strict=True)
+        watches = [watch(item) if wanted else None for item, wanted in enumerate(watched)]
+        results = run_windows(self.recognizers[model], options, samples, watches, between_passes)
+        self.cancelled.discard(number)
+        seconds = time.monotonic() - started - interrupted
+        self.pipe.send(("done", number, [_portable(result) for result in results], seconds))
+
+
+def _portable(result: Decoded | Exception) -> Decoded | Exception:
+    """A result that can be sent: exceptions of other libraries may not be."""
+    if not isinstance(result, Exception):
+        return result
+    text = str(result)
+    return ImputerError(text) if isinstance(result, ImputerError) else RuntimeError(text or repr(result))
