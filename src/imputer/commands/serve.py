@@ -132,8 +132,8 @@ def serve(
     _check_numbers(port, access, limits, speed)
     try:
         import fastapi  # noqa: F401
-        import python_multipart  # noqa: F401
         import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UsageError(

@@ -66,7 +66,9 @@ class TranscriptionRequest:
 
     model: str
     options: Options
-    suggested: tuple[str, ...] = ()  # hotwords out of the prompt, which may be ones that the model cannot write
+    suggested: tuple[
+        str, ...
+    ] = ()  # hotwords out of the prompt, which may be ones that the model cannot write
     response_format: str = "json"
     granularities: tuple[str, ...] = ()
     stream: bool = False
