@@ -256,7 +256,7 @@ def test_streams_of_workers(folder, log):
     [
         (["--model", "nowhere"], "no model folder nowhere"),
         (["--port", "70000"], "port"),
-        (["--api-key-file", "nokeys"], "nokeys has no key in it"),
+        (["--api-key-file", "nokeys"], "nokeys has no keys"),
         (["--api-key-file", "missing"], "cannot read the keys in missing"),
         (["--workers", "0"], "--workers must be at least 1, got 0"),
         (["--batch-delay-ms", "nan"], "--batch-delay-ms must be at least 0, got nan"),

@@ -82,7 +82,7 @@ class Speed:
     device: str = "cpu"
     "Device of the network, such as cuda or cuda:1."
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch"
-    'What runs the model; the onnx ones need a folder made by "imputer export".'
+    'What runs the model; onnx and onnx-int8 need a folder written by "imputer export".'
 
 
 def serve(
@@ -122,7 +122,7 @@ def serve(
     lm
         A language model: default is the one that a model has, if it has one; none; or a file. Requests can turn it off.
     hotwords
-        Words and phrases that are expected in every recording, with commas between, or a file with one on a line.
+        Words and phrases expected in every recording, separated by commas, or a file with one per line.
     log_json
         Log one JSON object per line.
     quiet

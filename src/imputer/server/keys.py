@@ -31,7 +31,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
     keys = tuple(line for line in lines if line)
     if not keys:
-        raise UsageError(f"{path} has no key in it: write one on a line of its own")
+        raise UsageError(f"{path} has no keys: write one per line")
     return keys
 
 
