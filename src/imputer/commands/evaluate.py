@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from imputer.commands.transcribe import Strategy
 from imputer.errors import ImputerError, UsageError, count
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def evaluate(
     compare: str = "",
     beside: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
-    strategy: Annotated[list[Strategy] | None, Parameter(consume_multiple=True)] = None,
+    strategy: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     lm: str = "default",
     hotwords: str = "",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",

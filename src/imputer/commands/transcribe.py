@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be concatenated on standard output
 PICTURES = (".svg", ".png", ".pdf")
 
-Strategy = Literal[
-    "block", "alternate_sub_block", "right_most_last", "top_k", "annealing", "annealing_random", "adaptive"
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -42,7 +38,7 @@ def transcribe(
     format: Format | None = None,
     output: Annotated[str | None, Parameter(alias="-o")] = None,
     block_size: int | None = None,
-    strategy: Strategy = "block",
+    strategy: str = "block",
     lm: str = "default",
     hotwords: str = "",
     n_best: int = 1,
@@ -78,7 +74,8 @@ def transcribe(
     block_size
         Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
     strategy
-        What each pass commits; adaptive takes as few passes as the speech allows.
+        What each pass commits: block, as in the paper; adaptive takes as few passes as the speech allows; an unknown name
+        lists the others.
     lm
         A language model: default is the one that the model has, if it has one; none; the name of another model; or
         a file that `imputer lm build` wrote, or an ARPA file.
