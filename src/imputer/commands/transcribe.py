@@ -74,8 +74,8 @@ def transcribe(
     block_size
         Passes of the network: 1 is greedy CTC, more is better up to a point. The model's own if not given.
     strategy
-        What each pass commits: block, as in the paper; adaptive takes as few passes as the speech allows; an unknown name
-        lists the others.
+        What each pass commits: block, as in the paper; adaptive takes as few passes as the speech allows; an
+        unknown name lists the others.
     lm
         A language model: default is the one that the model has, if it has one; none; the name of another model; or
         a file that `imputer lm build` wrote, or an ARPA file.
