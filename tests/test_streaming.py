@@ -1,6 +1,7 @@
 """Live recognition, on the tone language: real audio through a real network."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,12 +9,15 @@ import time
 
 import numpy as np
 import pytest
+import soxr
 
 import tones
 from imputer import Recognizer, audio
 from imputer.audio import activity
+from imputer.decoding import Decoded
 from imputer.errors import ImputerError, UsageError
 from imputer.streaming import Stream
+from imputer.transcripts import WORD_MARK
 
 RATE = tones.RATE
 
@@ -100,6 +104,111 @@ def test_memory_stays_that_of_a_window(recognizer):
     assert settled(events + stream.finish()) == text
 
 
+class Counting(Stream):
+    """A stream whose network is replaced: it says the same in every frame, and the sizes of windows are kept."""
+
+    def __init__(self, recognizer, token, **options):
+        super().__init__(recognizer, **options)
+        self.token, self.longest, self.windows, self.settled = token, 0.0, 0, 0
+
+    def feed(self, samples):
+        return self._run_with(self.feeding(samples))
+
+    def _run_with(self, work):
+        try:
+            window = next(work)
+            while True:
+                frames = len(window.samples) // self.frame
+                assert len(window.start) <= frames
+                self.longest = max(self.longest, len(window.samples) / RATE)
+                self.windows += 1
+                window = work.send(Decoded([self.token] * frames, [0.9] * frames, 1))
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.parametrize("piece", ["blank", "word", "no word begins"])
+def test_an_hour_takes_the_memory_of_a_window(recognizer, piece):
+    """Whatever the network says: only blanks, a word in every frame, or one word that never ends."""
+    pieces = recognizer.vocabulary.pieces(range(1, recognizer.model.mask))
+    marked = [p.startswith(WORD_MARK) for p in pieces]
+    token = {"blank": 0, "word": 1 + marked.index(True), "no word begins": 1 + marked.index(False)}[piece]
+    stream = Counting(recognizer, token, window=6.0, context=3.0, hop=2.0)
+    minute = (0.2 * np.sin(np.arange(60 * RATE))).astype(np.float32)
+    held = []
+    told = 0
+    for _ in range(60):
+        events = stream.feed(minute)
+        told += sum(len(event.words) for event in events if event.kind == "settled")
+        held.append(len(pickle.dumps({k: v for k, v in vars(stream).items() if k != "recognizer"})))
+    assert stream.windows == 1800
+    assert stream.longest <= 6.0 + 2.0 + 0.04
+    assert max(held[1:]) < 1.2 * min(held[1:])
+    assert (told > 0) == (token != 0)
+
+
+def test_an_hour_of_speech_and_silence_is_transcribed(recognizer):
+    """The real network; nobody speaks for most of the hour."""
+    spoken_minute, text = spoken(8, 11)
+    rest = 0.0005 * np.random.default_rng(0).standard_normal(60 * RATE - len(spoken_minute)).astype(
+        np.float32
+    )
+    minute = np.concatenate((spoken_minute, rest))
+    stream = Stream(recognizer, hop=1.0)
+    heard = [settled(stream.feed(minute)) for _ in range(60)]
+    assert heard == [text] * 60
+    assert stream.passes < 60 * 4 * (2 + len(spoken_minute) / RATE)
+
+
+def test_sound_without_words_is_silence_too(recognizer):
+    stream = Counting(recognizer, 0)
+    events = stream.feed((0.2 * np.sin(np.arange(30 * RATE))).astype(np.float32))
+    assert [event.kind for event in events] == ["speech", "silence"]
+    assert events[1].start == 0.0
+
+
+def test_a_chunk_of_another_rate_is_resampled(recognizer):
+    samples, text = spoken(10, 12)
+    fast = soxr.resample(samples, RATE, 24_000)
+    whole = run(Stream(recognizer, sample_rate=24_000), fast, 10**9)
+    assert settled(whole) == text
+    assert settled(run(Stream(recognizer, sample_rate=24_000), fast, 1111)) == text
+
+
+def test_flush_settles_and_clear_forgets(recognizer):
+    samples, text = spoken(3, 13)
+    stream = Stream(recognizer)
+    assert settled(stream.feed(samples) + stream.flush()) == text
+    stream.feed(samples[: len(samples) // 2])
+    stream.clear()
+    assert settled(stream.feed(samples) + stream.finish()) == text
+
+
+def test_nothing_is_decoded_after_the_last_word(recognizer):
+    samples, _ = spoken(3, 5)
+    stream = Stream(recognizer)
+    stream.feed(np.concatenate((samples, np.zeros(2 * RATE, np.float32))))
+    before = stream.passes
+    assert stream.finish() == []
+    assert stream.passes == before
+
+
+def test_frames_add_up_to_the_alignment(recognizer):
+    samples, _ = spoken(20, 14)
+    stream = Stream(recognizer, frames=True)
+    alignment: dict[int, int] = {}
+    final: dict[int, int] = {}
+    for event in run(stream, samples, 1600):
+        if event.kind == "frames":
+            written = dict(enumerate(event.tokens, event.first))
+            assert not written.keys() & final.keys()  # what is settled is never sent again
+            alignment |= written
+            final |= {frame: token for frame, token in written.items() if frame < event.settled}
+    tokens = [token for _, token in sorted(final.items()) if token]
+    assert tokens == [token for token in recognizer.decode([samples])[0].alignment if token]
+    assert alignment == final
+
+
 def test_commitments_save_passes(recognizer):
     samples, text = spoken(25, 7)
     carried, fresh = Stream(recognizer), Stream(recognizer, carry=False)
@@ -114,8 +223,12 @@ def test_bad_chunks_are_named(recognizer):
         stream.feed(np.array([0, 0, 0, np.nan], np.float32))
     with pytest.raises(UsageError, match=r"takes \(samples,\), got shape \(2, 2\)"):
         stream.feed(np.zeros((2, 2), np.float32))
+    with pytest.raises(UsageError, match="got uint8"):
+        stream.feed(np.zeros(4, np.uint8))
     with pytest.raises(UsageError, match="0 < hop < context < window"):
         Stream(recognizer, hop=7.0)
+    with pytest.raises(UsageError, match="a sample rate is a positive number, got 0"):
+        Stream(recognizer, sample_rate=0)
     stream.finish()
     assert stream.finish() == []
     with pytest.raises(UsageError, match="finished"):

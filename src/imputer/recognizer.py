@@ -255,13 +255,15 @@ class Recognizer:
         waveforms: Sequence[np.ndarray],
         options: Options | None = None,
         *,
+        starts: Sequence[Sequence[int]] | None = None,
         on_pass: decoding.OnPass | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> list[Decoded | ImputerError]:
         """Decode waveforms (samples,) as one batch, each whole: per waveform a result, or what is wrong with it.
 
-        The acoustic part runs once. ``on_pass`` and ``cancelled`` are those of ``decoding.decode``; a waveform that
-        failed before the first pass has no frames in what ``on_pass`` is given.
+        The acoustic part runs once. ``starts`` are the tokens of the first frames of each waveform, where they are
+        given. ``on_pass`` and ``cancelled`` are those of ``decoding.decode``; a waveform that failed before the first
+        pass has no frames in what ``on_pass`` is given.
         """
         options = options or Options()
         search = self.search(options)
@@ -294,6 +296,7 @@ class Recognizer:
                 search=search,
                 on_pass=show if on_pass else None,
                 cancelled=cancelled,
+                start=self._start(frame_lengths, [starts[p] for p in features]) if starts else None,
             )
             results |= zip(features, found, strict=True)
         return [results[place] for place in range(len(waveforms))]
@@ -350,6 +353,14 @@ class Recognizer:
             found.check(self.vocabulary, str(path))
             self._language_models[str(path)] = found
         return self._language_models[str(path)]
+
+    def _start(self, frame_lengths: Tensor, given: Sequence[Sequence[int]]) -> Tensor:
+        """(batch, frame) partial alignments whose first frames are given, the others masked."""
+        frames = int(frame_lengths.max())
+        start = torch.full((len(given), frames), self.model.mask, device=frame_lengths.device)
+        for row, tokens, length in zip(start, given, frame_lengths.tolist(), strict=True):
+            row[: min(length, len(tokens))] = torch.tensor(tokens[:length], dtype=row.dtype)
+        return start
 
     def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames."""

@@ -13,9 +13,7 @@ BLOCK_SECONDS = 0.02
 FLOOR_SECONDS = 10.0  # the noise floor is the quietest tenth of the blocks of this long
 ABOVE_FLOOR_DB = 9.0
 SILENCE_DB = -65.0  # below this level, relative to full scale, nothing is speech
-LOUD_DB = (
-    -35.0
-)  # above this level everything is, so that speech from the first block on is not taken for the floor
+LOUD_DB = -35.0  # above it everything is: speech from the first block on is not taken for the floor
 
 
 def levels(samples: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -29,13 +27,14 @@ def levels(samples: np.ndarray, sample_rate: int) -> np.ndarray:
 class Gate:
     """Tells active blocks from silent ones as they come."""
 
+    above_floor: float = ABOVE_FLOOR_DB
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=round(FLOOR_SECONDS / BLOCK_SECONDS)))
 
     def active(self, block_levels: np.ndarray) -> np.ndarray:
         """(block,) True where a block may be speech."""
         self.recent.extend(block_levels.tolist())
         floor = float(np.quantile(np.fromiter(self.recent, float), 0.1)) if self.recent else SILENCE_DB
-        threshold = min(max(floor + ABOVE_FLOOR_DB, SILENCE_DB), LOUD_DB)
+        threshold = min(max(floor + self.above_floor, SILENCE_DB), LOUD_DB)
         return block_levels > threshold
 
 

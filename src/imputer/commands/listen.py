@@ -127,7 +127,7 @@ class _Display:
             if len(self.line) > 72:
                 self._break()
             self._draw("")
-        else:
+        elif event.kind == "partial":
             self._draw(event.text)
 
     def end(self) -> None:

@@ -1,5 +1,5 @@
 """Live recognition: samples in as they come, settled and partial text out."""
 
-from imputer.streaming.live import Event, Stream
+from imputer.streaming.live import Event, Frames, Stream, Window
 
-__all__ = ["Event", "Stream"]
+__all__ = ["Event", "Frames", "Stream", "Window"]

@@ -7,15 +7,15 @@ then on it never changes. Windows end at multiples of the hop, counted in sample
 how the samples were cut into chunks.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import torch
+import soxr
 
-from imputer import decoding
 from imputer.audio.activity import BLOCK_SECONDS, Gate, levels
 from imputer.decoding import Decoded, Options
 from imputer.errors import ImputerError, UsageError
@@ -23,16 +23,48 @@ from imputer.recognizer import Recognizer
 from imputer.transcripts import WORD_MARK, Word
 
 PASSES = 4  # at most; "adaptive" takes about two
+WORD_END_SECONDS = 0.5  # of blanks after a word: nothing will be added to it
+BLANK_PAUSES = 2.5  # so many pauses of blanks are silence as well, however loud
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something new about the text. Times are seconds from the start of the stream."""
+    """Something new about the text. Times are seconds from the start of the stream.
 
-    kind: Literal["partial", "settled", "silence"]
+    speech   somebody may be speaking since ``start``
+    partial  ``text`` and ``words`` are all that is not settled yet
+    settled  ``text`` and ``words`` are new, and never change again
+    silence  nobody has spoken since ``start``; all words before are settled
+    """
+
+    kind: Literal["speech", "partial", "settled", "silence"]
     time: float  # position of the stream when the event was made
-    text: str = ""  # partial: all that is not settled yet; settled: what is new
+    text: str = ""
     words: tuple[Word, ...] = ()
+    start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The alignment from the first frame that may have changed on; those before ``settled`` are final."""
+
+    time: float
+    first: int
+    settled: int
+    tokens: list[int]
+    confidence: list[float]
+    kind: Literal["frames"] = "frames"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the network is to decode: samples, and the tokens of their first frames, which are given."""
+
+    samples: np.ndarray
+    start: list[int]
+
+
+Work = Generator[Window, Decoded, None]
 
 
 @dataclass(slots=True)
@@ -50,13 +82,17 @@ class _Hypothesis:
 
 
 class Stream:
-    """Takes samples at the recogniser's rate and gives events.
+    """Takes samples and gives events, in constant time and memory per second of audio.
 
+    sample_rate of what is fed; the recogniser's own if not given
     window      longest stretch that is encoded at once, in seconds; ``context`` of it stay when it slides
     hop         seconds between two windows
     look_ahead  a frame this old settles if two windows in a row agree on it; at ``patience`` it settles in any case
+    gate        tells active blocks from silent ones
+    onset       seconds before the first active block that a segment begins with
     pause       silence that ends a segment: everything settles, and the next window begins after it
     carry       False decodes every window afresh, to compare with
+    frames      True adds ``Frames`` to the events, one for every window
     """
 
     def __init__(
@@ -64,89 +100,163 @@ class Stream:
         recognizer: Recognizer,
         *,
         options: Options | None = None,
+        sample_rate: int | None = None,
         window: float = 12.0,
         context: float = 6.0,
         hop: float = 0.4,
         look_ahead: float = 0.8,
         patience: float = 2.0,
+        gate: Gate | None = None,
+        onset: float = 0.3,
         pause: float = 0.8,
         carry: bool = True,
+        frames: bool = False,
     ) -> None:
         if not 0 < hop < context < window:
             raise UsageError(
                 f"a stream needs 0 < hop < context < window, got {hop:g}, {context:g}, {window:g}"
             )
-        if not 0 <= look_ahead <= patience:
+        if not 0 <= look_ahead <= patience < context:
             raise UsageError(
-                f"a stream needs 0 <= look_ahead <= patience, got {look_ahead:g} and {patience:g}"
+                "a stream needs 0 <= look_ahead <= patience < context, "
+                f"got {look_ahead:g}, {patience:g}, {context:g}"
             )
         self.recognizer = recognizer
         self.options = options or Options(PASSES, "adaptive")
-        self.carry = carry
+        self.carry, self.frames = carry, frames
         self.frame = round(recognizer.frame_seconds * recognizer.sample_rate)  # samples
         self.window, self.context, self.hop = (self._frames(s) for s in (window, context, hop))
         self.look_ahead, self.patience = self._frames(look_ahead), self._frames(patience)
-        self.pause = pause
+        self.onset, self.pause = onset, pause
         self.passes = 0  # of the network so far
-        self._buffer = np.zeros(0, np.float32)  # samples from frame ``_hypothesis.first`` on
+        self._resampler = _resampler(sample_rate, recognizer.sample_rate)
+        self._new: list[np.ndarray] = []  # chunks since the last window
+        self._buffer = np.zeros(0, np.float32)  # samples from frame ``_hypothesis.first`` on, less ``_new``
         self._hypothesis = _Hypothesis()
         self._received = 0  # samples
         self._next = self.hop * self.frame  # sample at which the next window ends
-        self._gate = Gate()
-        self._active_until = 0.0  # seconds: the end of the last active block
+        self._gate = gate or Gate()
+        self._active_until = -math.inf  # seconds: the end of the last active block
         self._gated = 0  # samples that the gate has seen
-        self._told: list[Word] = []  # words of the window that were given as settled
+        self._told = 0  # words of the window that were given as settled
+        self._speaking = False
+        self._wordless = False  # there is sound, but it was taken for silence: words end that, not sound
+        self._silent_since = 0.0
         self._partial = ""
         self._before: list[int] = []  # tokens of the window before
+        self._events: list[Event | Frames] = []
         self._finished = False
 
     def _frames(self, seconds: float) -> int:
         return max(1, round(seconds / self.recognizer.frame_seconds))
 
+    def _time(self, frame: int) -> float:
+        return round(frame * self.recognizer.frame_seconds, 3)
+
     def feed(self, samples: np.ndarray) -> list[Event]:
-        """Take (samples,) float32 in [-1, 1] at the recogniser's rate; whatever that makes known."""
+        """Take (samples,), float32 in [-1, 1] or signed whole numbers; whatever that makes known."""
+        return self._run(self.feeding(samples))
+
+    def flush(self) -> list[Event]:
+        """Settle everything there is, and go on with a new window."""
+        return self._run(self.flushing())
+
+    def finish(self) -> list[Event]:
+        """Settle everything that is left; the stream takes no more."""
+        return self._run(self.finishing())
+
+    def clear(self) -> None:
+        """Forget all that is not settled."""
+        self._listen()
+        self._begin_window(0)
+        self._speaking = False
+        self._active_until = -math.inf
+
+    @property
+    def seconds(self) -> float:
+        """Position of the stream."""
+        return self._received / self.recognizer.sample_rate
+
+    # The same with the network elsewhere: each yields windows, is sent what they decode to, and returns the events.
+
+    def feeding(self, samples: np.ndarray) -> Generator[Window, Decoded, list[Event]]:
         if self._finished:
             raise UsageError("the stream is finished; make a new one")
         samples = _checked(samples)
-        events: list[Event] = []
+        if self._resampler is not None:
+            samples = self._resampler.resample_chunk(samples)
+        yield from self._add(samples)
+        return self._given()
+
+    def flushing(self) -> Generator[Window, Decoded, list[Event]]:
+        self._listen()
+        yield from self._end_segment()
+        self._begin_window(0)
+        return self._given()
+
+    def finishing(self) -> Generator[Window, Decoded, list[Event]]:
+        if self._finished:
+            return []
+        if self._resampler is not None:
+            yield from self._add(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        self._finished = True
+        return (yield from self.flushing())
+
+    def _run(self, work: Generator[Window, Decoded, list[Event]]) -> list[Event]:
+        try:
+            window = next(work)
+            while True:
+                result = self.recognizer.decode([window.samples], self.options, starts=[window.start])[0]
+                window = work.throw(result) if isinstance(result, ImputerError) else work.send(result)
+        except StopIteration as end:
+            return end.value
+
+    def _given(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events  # type: ignore[return-value]  # Frames only for those who asked for them
+
+    def _tell(self, kind: Literal["speech", "partial", "settled", "silence"], start: float = 0.0) -> None:
+        self._events.append(Event(kind, self.seconds, start=start))
+
+    def _tell_words(self, kind: Literal["partial", "settled"], words: Sequence[Word]) -> None:
+        text = " ".join(word.text for word in words)
+        self._events.append(Event(kind, self.seconds, text, tuple(words)))
+
+    def _add(self, samples: np.ndarray) -> Work:
         while len(samples):
             take = min(len(samples), self._next - self._received)
-            self._buffer = np.concatenate((self._buffer, samples[:take]))
+            self._new.append(samples[:take])
             self._received += take
             samples = samples[take:]
             if self._received == self._next:
                 self._next += self.hop * self.frame
-                events += self._step()
-        return events
+                yield from self._step()
 
-    def finish(self) -> list[Event]:
-        """Settle everything that is left."""
-        if self._finished:
-            return []
-        self._finished = True
-        return [*self._end_segment(), Event("silence", self._seconds)]
+    def _take_chunks(self) -> None:
+        if self._new:
+            self._buffer = np.concatenate((self._buffer, *self._new))
+            self._new = []
 
-    @property
-    def _seconds(self) -> float:
-        return self._received / self.recognizer.sample_rate
-
-    def _step(self) -> Iterator[Event]:
+    def _step(self) -> Work:
         """One hop further: decode the window unless nobody speaks."""
         self._listen()
-        quiet = self._seconds - self._active_until
-        if quiet >= self.pause:
+        if self.seconds - self._active_until >= self.pause:
             if self._hypothesis.tokens:
                 yield from self._end_segment()
-                yield Event("silence", self._seconds)
-            self._keep(self._frames(0.3))
+            self._begin_window(self._frames(self.onset))
             return
-        self._decode()
-        yield from self._settle(self._agreed())
-        yield from self._tell_partial()
+        changed = self._hypothesis.settled
+        yield from self._decode()
+        self._tell_speech()
+        self._settle(self._agreed())
+        self._tell_partial()
+        self._tell_frames(changed)
         self._slide()
+        self._tell_blanks()
 
     def _listen(self) -> None:
         """Let the gate look at what is new."""
+        self._take_chunks()
         block = round(BLOCK_SECONDS * self.recognizer.sample_rate)
         start = self._gated - (self._received - len(self._buffer))
         new = levels(self._buffer[max(0, start) :], self.recognizer.sample_rate)
@@ -155,24 +265,14 @@ class Stream:
             self._active_until = (self._gated + (int(active[-1]) + 1) * block) / self.recognizer.sample_rate
         self._gated += len(new) * block
 
-    @torch.inference_mode()
-    def _decode(self, options: Options | None = None) -> None:
+    def _decode(self) -> Work:
         """Impute the open frames of the window, given the settled ones."""
-        hypothesis, network = self._hypothesis, self.recognizer.model
+        hypothesis = self._hypothesis
         if len(self._buffer) < self.frame:
             return
-        features = network.front_end.extract(torch.from_numpy(self._buffer))
-        acoustic, lengths = self.recognizer.encode([features])
-        frames = int(lengths[0])
-        start = torch.full((1, frames), network.mask, device=acoustic.device)
-        committed = min(frames, hypothesis.settled - hypothesis.first) if self.carry else 0
-        if committed > 0:
-            start[0, :committed] = torch.tensor(hypothesis.tokens[:committed], device=acoustic.device)
-        found = decoding.decode(network, acoustic, lengths, options or self.options, start=start)[0]
-        if isinstance(found, ImputerError):
-            raise found
-        self.passes += found.passes
         settled = hypothesis.settled - hypothesis.first
+        found = yield Window(self._buffer, hypothesis.tokens[:settled] if self.carry else [])
+        self.passes += found.passes
         self._before = hypothesis.tokens
         # Frames that are settled keep their token whatever the window says.
         hypothesis.tokens = hypothesis.tokens[:settled] + found.alignment[settled:]
@@ -195,24 +295,23 @@ class Stream:
             border = max(border, frame + 1)
         return border
 
-    def _settle(self, border: int) -> Iterator[Event]:
+    def _settle(self, border: int) -> None:
         """Settle the frames in front of ``border``, and tell the words that are complete with it."""
         hypothesis = self._hypothesis
-        if border <= hypothesis.settled:
-            return
-        hypothesis.settled = border
-        words = self._words(complete_only=True)
-        new = tuple(words[len(self._told) :])
-        if new:
-            self._told = words
-            yield Event("settled", self._seconds, " ".join(word.text for word in new), new)
+        if border > hypothesis.settled:
+            hypothesis.settled = border
+            self._tell_settled(self._complete(hypothesis.tokens[: border - hypothesis.first]))
 
-    def _words(self, *, complete_only: bool) -> list[Word]:
-        """Words of the window with times in the stream: all, or those that nothing can be added to any more."""
+    def _tell_settled(self, count: int) -> None:
+        """Tell the words in the first ``count`` frames that have not been told."""
+        words = self._words(count)
+        if len(words) > self._told:
+            self._tell_words("settled", words[self._told :])
+            self._told = len(words)
+
+    def _words(self, count: int) -> list[Word]:
+        """The words in the first ``count`` frames of the window, with their times in the stream."""
         hypothesis = self._hypothesis
-        count = hypothesis.settled - hypothesis.first if complete_only else len(hypothesis.tokens)
-        if complete_only:
-            count = self._complete(hypothesis.tokens[:count])
         decoded = Decoded(hypothesis.tokens[:count], hypothesis.confidence[:count], 0)
         offset = hypothesis.first * self.recognizer.frame_seconds
         transcript = self.recognizer.transcript(decoded, count * self.recognizer.frame_seconds)
@@ -221,79 +320,134 @@ class Stream:
             for w in transcript.words
         ]
 
+    def _spoken(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Places of the tokens that are not blank, and those among them that begin a word."""
+        spoken = [place for place, token in enumerate(tokens) if token != self.recognizer.model.blank]
+        pieces = self.recognizer.vocabulary.pieces([tokens[place] for place in spoken])
+        return spoken, [
+            place for place, piece in zip(spoken, pieces, strict=True) if piece.startswith(WORD_MARK)
+        ]
+
     def _complete(self, tokens: Sequence[int]) -> int:
         """How many settled frames hold whole words: up to the start of the last one, or all if a pause follows it."""
-        blank = self.recognizer.model.blank
-        spoken = [place for place, token in enumerate(tokens) if token != blank]
-        if not spoken or len(tokens) - spoken[-1] > self._frames(0.5):
+        spoken, starts = self._spoken(tokens)
+        if not spoken or len(tokens) - spoken[-1] > self._frames(WORD_END_SECONDS):
             return len(tokens)
-        pieces = self.recognizer.vocabulary.pieces([tokens[place] for place in spoken])
-        starts = [place for place, piece in zip(spoken, pieces, strict=True) if piece.startswith(WORD_MARK)]
         return starts[-1] if starts else 0
 
     def _gaps(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         """(frame, length) of the pauses between words: the frame in the middle of each."""
-        blank = self.recognizer.model.blank
-        spoken = [place for place, token in enumerate(tokens) if token != blank]
-        pieces = self.recognizer.vocabulary.pieces([tokens[place] for place in spoken])
-        words = [place for place, piece in zip(spoken, pieces, strict=True) if piece.startswith(WORD_MARK)]
+        spoken, starts = self._spoken(tokens)
         ends = {place: before for before, place in pairwise(spoken)}
-        return [((ends[place] + 1 + place) // 2, place - ends[place] - 1) for place in words if place in ends]
+        return [
+            ((ends[place] + 1 + place) // 2, place - ends[place] - 1) for place in starts if place in ends
+        ]
 
-    def _tell_partial(self) -> Iterator[Event]:
-        words = self._words(complete_only=False)[len(self._told) :]
+    def _tell_partial(self) -> None:
+        words = self._words(len(self._hypothesis.tokens))[self._told :]
         text = " ".join(word.text for word in words)
         if text != self._partial:
             self._partial = text
-            yield Event("partial", self._seconds, text, tuple(words))
+            self._tell_words("partial", words)
 
-    def _end_segment(self) -> Iterator[Event]:
-        """Somebody stopped speaking: settle all of the window and begin a new one."""
-        if len(self._buffer) >= self.frame and (self._hypothesis.tokens or self._finished):
-            self._decode()
-            hypothesis = self._hypothesis
+    def _tell_frames(self, changed: int) -> None:
+        if not self.frames:
+            return
+        hypothesis = self._hypothesis
+        place = changed - hypothesis.first
+        self._events.append(
+            Frames(
+                self.seconds,
+                changed,
+                hypothesis.settled,
+                hypothesis.tokens[place:],
+                hypothesis.confidence[place:],
+            )
+        )
+
+    def _tell_speech(self) -> None:
+        hypothesis = self._hypothesis
+        if self._speaking or (self._wordless and len(self._words(len(hypothesis.tokens))) <= self._told):
+            return
+        self._speaking, self._wordless = True, False
+        self._tell("speech", max(self._time(hypothesis.first), self._silent_since))
+
+    def _tell_silence(self, start: float) -> None:
+        if self._speaking:
+            self._speaking, self._silent_since = False, start
+            self._tell("silence", start)
+
+    def _tell_blanks(self) -> None:
+        """Sound without words for long is silence as well."""
+        hypothesis = self._hypothesis
+        spoken, _ = self._spoken(hypothesis.tokens)
+        blanks = len(hypothesis.tokens) - (spoken[-1] + 1 if spoken else 0)
+        if self._speaking and not self._partial and blanks >= self._frames(BLANK_PAUSES * self.pause):
+            self._wordless = True
+            self._tell_silence(self._time(hypothesis.end - blanks))
+
+    def _end_segment(self) -> Work:
+        """Nobody speaks any more: settle all of the window."""
+        hypothesis = self._hypothesis
+        if hypothesis.tokens or self._active_until > hypothesis.first * self.recognizer.frame_seconds:
+            changed = hypothesis.settled
+            yield from self._decode()
+            self._tell_speech()
             hypothesis.settled = hypothesis.end
-            new = tuple(self._words(complete_only=False)[len(self._told) :])
-            if new:
-                yield Event("settled", self._seconds, " ".join(word.text for word in new), new)
-        self._partial = ""
-        self._told = []
+            self._tell_settled(len(hypothesis.tokens))
+            self._tell_frames(changed)
+        self._tell_silence(round(min(self.seconds, self._active_until), 3))
 
-    def _keep(self, frames: int) -> None:
-        """Begin a new window with the last ``frames`` frames as its start."""
+    def _begin_window(self, frames: int) -> None:
+        """Begin a new window with the last ``frames`` whole frames as its start."""
         whole = (self._received - len(self._buffer)) // self.frame + len(self._buffer) // self.frame
         first = max(self._hypothesis.first, whole - frames)
         self._buffer = self._buffer[(first - self._hypothesis.first) * self.frame :]
         self._hypothesis = _Hypothesis(first, first)
         self._before = []
+        self._partial = ""
+        self._told = 0
+        self._wordless = False
 
     def _slide(self) -> None:
         """Drop settled sound from the left of a window that is full, in the longest pause that leaves the context."""
         hypothesis = self._hypothesis
-        if len(hypothesis.tokens) <= self.window:
+        over = len(hypothesis.tokens) - self.window
+        if over <= 0:
             return
         told = self._complete(hypothesis.tokens[: hypothesis.settled - hypothesis.first])
-        latest = max(1, min(told, len(hypothesis.tokens) - self.context))
-        gaps = [gap for gap in self._gaps(hypothesis.tokens) if gap[0] <= latest]
+        latest = min(told, len(hypothesis.tokens) - self.context)
+        gaps = [gap for gap in self._gaps(hypothesis.tokens) if over <= gap[0] <= latest]
         cut = max(gaps, key=lambda gap: (gap[1], gap[0]), default=(latest, 0))[0]
-        starts = (hypothesis.first + cut) * self.recognizer.frame_seconds
-        kept_words = [word for word in self._told if word.start >= starts]
+        if cut < over:  # one endless word: the window must not grow for it
+            cut = over
+            self._tell_settled(cut)
+        self._told -= len(self._words(cut))
         self._buffer = self._buffer[cut * self.frame :]
         self._hypothesis = _Hypothesis(
             hypothesis.first + cut,
-            max(hypothesis.settled, hypothesis.first + cut),
+            hypothesis.settled,
             hypothesis.tokens[cut:],
             hypothesis.confidence[cut:],
         )
-        self._told = kept_words
+
+
+def _resampler(given: int | None, wanted: int) -> soxr.ResampleStream | None:
+    if given is None or given == wanted:
+        return None
+    if given <= 0:
+        raise UsageError(f"a sample rate is a positive number, got {given}")
+    return soxr.ResampleStream(given, wanted, 1, dtype="float32")
 
 
 def _checked(samples: np.ndarray) -> np.ndarray:
     array = np.asarray(samples)
     if array.ndim != 1:
         raise UsageError(f"a stream takes (samples,), got shape {array.shape}")
-    if np.issubdtype(array.dtype, np.integer):
+    if np.issubdtype(array.dtype, np.signedinteger):
         array = array / float(np.iinfo(array.dtype).max + 1)
+    elif not np.issubdtype(array.dtype, np.floating):
+        raise UsageError(f"a stream takes floats or signed whole numbers, got {array.dtype}")
     array = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(array).all():
         raise ImputerError(f"sample {int(np.argmin(np.isfinite(array)))} of the chunk is not a finite number")
