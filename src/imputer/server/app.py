@@ -17,6 +17,7 @@ from imputer.server.failures import Failure
 from imputer.server.guard import Guard
 from imputer.server.jobs import Job
 from imputer.server.pictures import pictures
+from imputer.server.realtime import add_realtime
 from imputer.server.service import SAMPLE, Service, until
 from imputer.server.settings import Settings
 
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     _add_failures(app)
     _add_work(app, service)
+    add_realtime(app, service)
     _add_models(app, service)
     _add_operation(app, service)
     _add_page(app)

@@ -99,8 +99,8 @@ class Batcher:
             if 2 * (long + 1) > max(2, self.settings.max_requests):
                 raise busy(self._backlog_seconds())
 
-    def push(self, job: Job, samples: np.ndarray) -> None:
-        """Queue the next window of a job."""
+    def push(self, job: Job, samples: np.ndarray, start: Sequence[int] = ()) -> None:
+        """Queue the next window of a job, the tokens of its first frames given."""
         now = time.monotonic()
         with self.condition:
             if job.cancelled:
@@ -109,7 +109,7 @@ class Batcher:
                 self.progressed = now
             if not job.running and not any(window.job is job for window in self.waiting):
                 job.tag = self.clock.start(job.tag)
-            self.waiting.append(Window(job, job.windows, samples, now))
+            self.waiting.append(Window(job, job.windows, samples, now, start))
             job.windows += 1
             self._count()
             self.condition.notify_all()

@@ -94,6 +94,7 @@ class LimitedProtocol(H11Protocol):
     since = 0.0  # the present stage began, or the client last took something of its answer
     unsent = 0  # bytes of the answer at the last look
     closed = False
+    upgraded = False  # to a WebSocket: a live session, which looks after its own deadlines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -121,6 +122,22 @@ class LimitedProtocol(H11Protocol):
         if self.stage is not before:
             self.since = time.monotonic()
 
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """The connection goes on as a WebSocket; it stays one of those that are open until it is lost."""
+        super().handle_websocket_upgrade(event)
+        protocol: Any = self.transport.get_protocol()
+        if protocol is self:
+            return
+        self.upgraded = True
+        lost = protocol.connection_lost
+
+        def connection_lost(exc: Exception | None) -> None:
+            self.closed = True
+            self.manager.open.discard(self)
+            lost(exc)
+
+        protocol.connection_lost = connection_lost
+
     def on_response_complete(self) -> None:
         self.since = 0.0  # idle: uvicorn's keep-alive deadline runs
         super().on_response_complete()
@@ -129,6 +146,8 @@ class LimitedProtocol(H11Protocol):
     def stage(self) -> Stage:
         if self._is_stuck():
             return Stage.WRITING
+        if self.upgraded:
+            return Stage.WORKING
         if self.cycle is None or self.cycle.response_complete:
             return Stage.HEADER
         return Stage.BODY if self.cycle.more_body else Stage.WORKING

@@ -45,6 +45,7 @@ ENDPOINTS = {
 }
 WORK = ("transcriptions", "translations", "imputations")
 OPEN = ("page", "docs", "static", "health", "ready", "sample")  # need no key
+SOCKET_KEY = "openai-insecure-api-key."
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 HEADERS = {
@@ -82,10 +83,38 @@ class Guard:
         self.held_bytes = 0  # of uploads that are being received or decoded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "websocket":
+            await self._admit_socket(scope, receive, send)
+        elif scope["type"] == "http":
+            await Exchange(self, scope, receive, send).run()
+        else:
             await self.app(scope, receive, send)
+
+    async def _admit_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The checks of a request that brings work; a refusal is an HTTP answer to the handshake."""
+        headers = dict(scope["headers"])
+        client = (scope.get("client") or ("", 0))[0]
+        try:
+            self.check_host(headers.get(b"host"))
+            self.check_origin(headers)
+            if self.keys:
+                client = self.keys.check(headers.get(b"authorization") or socket_key(scope))
+            self.check_open()
+            self.rate.check(client)
+            self.batcher.check_places()
+        except Failure as failure:
+            await receive()  # the connect event
+            await refuse_socket(failure, send)
             return
-        await Exchange(self, scope, receive, send).run()
+        await self.app(scope, receive, send)
+
+    def check_open(self) -> None:
+        """Refuse work while the server starts or stops."""
+        state = self.state()
+        if state == "draining":
+            raise shutting_down()
+        if state == "loading":
+            raise retry_later(503, "the server is loading its models", "loading", 2)
 
     def check_host(self, header: bytes | None) -> None:
         """Refuse names that are not ours: a name that someone points at this address is another site's."""
@@ -178,17 +207,9 @@ class Exchange:
         if self.scope["method"] == "POST":
             self._check_length(headers.get(b"content-length", b"0"))
         if self.works:
-            self.check_open()
+            guard.check_open()
             guard.rate.check(client)
             guard.batcher.check_places()
-
-    def check_open(self) -> None:
-        """Refuse work while the server starts or stops."""
-        state = self.guard.state()
-        if state == "draining":
-            raise shutting_down()
-        if state == "loading":
-            raise retry_later(503, "the server is loading its models", "loading", 2)
 
     def _check_length(self, length: bytes) -> None:
         if not length.isdigit():
@@ -327,6 +348,23 @@ class Exchange:
         encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
+
+
+def socket_key(scope: Scope) -> bytes:
+    """The key as a header; browsers cannot set headers of a WebSocket, so OpenAI's clients name it as a protocol."""
+    for name in scope.get("subprotocols", []):
+        if name.startswith(SOCKET_KEY):
+            return b"Bearer " + name.removeprefix(SOCKET_KEY).encode()
+    return b""
+
+
+async def refuse_socket(failure: Failure, send: Send) -> None:
+    """Answer the handshake of a WebSocket with an error."""
+    body = json.dumps(failure.envelope()).encode()
+    headers = HEADERS | {"content-type": "application/json"} | failure.headers
+    encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "websocket.http.response.start", "status": failure.status, "headers": encoded})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def _endpoint(path: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,7 @@ class Window:
     number: int
     samples: np.ndarray
     arrived: float
+    start: Sequence[int] = ()  # tokens of its first frames, where they are given
     attempts: int = 0  # after a worker died with it
 
     @property

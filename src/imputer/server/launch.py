@@ -26,6 +26,7 @@ from imputer.server.settings import Settings
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 BACKLOG = 1024
+SOCKET_MESSAGE_BYTES = 8 << 20
 SWEEP_TICKS = 10  # of uvicorn's, a tenth of a second each
 
 
@@ -62,7 +63,9 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=self.service.connections.protocol(),
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=SOCKET_MESSAGE_BYTES,
+                ws_per_message_deflate=False,  # a small message must not unpack to a large one
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -46,6 +46,10 @@ class Settings:
     drain_seconds: float = 60.0  # after SIGTERM, for requests that are running
     stall_seconds: float = 120.0  # without progress while work waits: not ready
 
+    # Live sessions.
+    realtime_buffer_seconds: float = 60.0  # of audio that one session may have waiting
+    realtime_idle_seconds: float = 300.0  # without an event from the client
+
     # Batches.
     batch_items: int = 16  # windows in one batch; 1 turns batching off
     batch_seconds: float = 32.0  # of padded audio in one batch; beyond, processors gain no more

@@ -103,6 +103,7 @@ class LocalRunner:
             self.recognizers[batch.model],
             batch.options,
             [window.samples for window in batch.windows],
+            [window.start for window in batch.windows],
             [_watch(window) for window in batch.windows],
             between_passes,
         )
@@ -113,6 +114,7 @@ def run_windows(
     recognizer: Recognizer,
     options: Options,
     samples: Sequence[np.ndarray],
+    starts: Sequence[Sequence[int]],
     watches: Sequence[Watch | None],
     between_passes: Callable[[], bool],
 ) -> Results:
@@ -122,6 +124,7 @@ def run_windows(
             recognizer.decode(
                 samples,
                 options,
+                starts=starts if any(starts) else None,
                 on_pass=_on_pass(watches, recognizer.model.mask),
                 cancelled=lambda: not between_passes(),
             )
@@ -132,8 +135,8 @@ def run_windows(
         if len(samples) == 1:
             return [error]
     results: Results = []
-    for one, watch in zip(samples, watches, strict=True):
-        alone = run_windows(recognizer, options, [one], [watch], between_passes)
+    for one, start, watch in zip(samples, starts, watches, strict=True):
+        alone = run_windows(recognizer, options, [one], [start], [watch], between_passes)
         if not alone:
             return []
         results += alone
@@ -268,7 +271,7 @@ class ProcessRunner:
         assert self.pipe is not None
         running[batch.number] = batch
         self.sent = time.monotonic()
-        windows = [(window.samples, window.job.watch is not None) for window in batch.windows]
+        windows = [(window.samples, window.start, window.job.watch is not None) for window in batch.windows]
         self.pipe.send(("batch", batch.number, batch.model, batch.options, windows))
 
     def _receive(self, message: tuple | None, running: dict[int, Batch], host: Host) -> None:
@@ -339,7 +342,11 @@ class _Worker:
             self.run(number, *rest)
 
     def run(
-        self, number: int, model: str, options: Options, windows: Sequence[tuple[np.ndarray, bool]]
+        self,
+        number: int,
+        model: str,
+        options: Options,
+        windows: Sequence[tuple[np.ndarray, Sequence[int], bool]],
     ) -> None:
         started, interrupted = time.monotonic(), 0.0
 
@@ -357,9 +364,9 @@ class _Worker:
         def watch(item: int) -> Watch:
             return lambda *seen: self.pipe.send(("pass", number, item, *seen))
 
-        samples, watched = zip(*windows, strict=True)
+        samples, starts, watched = zip(*windows, strict=True)
         watches = [watch(item) if wanted else None for item, wanted in enumerate(watched)]
-        results = run_windows(self.recognizers[model], options, samples, watches, between_passes)
+        results = run_windows(self.recognizers[model], options, samples, starts, watches, between_passes)
         self.cancelled.discard(number)
         seconds = time.monotonic() - started - interrupted
         self.pipe.send(("done", number, [_portable(result) for result in results], seconds))
