@@ -349,7 +349,7 @@ def test_ranks_share_every_epoch_without_overlap_or_loss(corpus: str, tmp_path: 
         (["--training.stepps", "3"], "did you mean training.steps"),
         (["--training.steps", "0"], "training.steps = 0, but it takes a whole number, 1 or more"),
         (["--front_end.name", "ear"], "front_end.name = 'ear'"),
-        (["--steps", "3"], "options of the configuration look like --section.key"),
+        (["--steps", "3"], "keys of the configuration: --section.key value"),
         (["--training.start_from", "nowhere"], "no model folder nowhere"),
         (
             ["--rollin.alignments", "no.file", "--training.objective", "imitation"],
