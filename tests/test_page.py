@@ -1121,6 +1121,92 @@ def test_no_microphone(page):
     assert page.inner_text("#record") == "Record"
 
 
+# Live.
+
+LIVE = "document.querySelector('#live').classList.contains('recording')"
+SETTLED = "document.querySelectorAll('#transcript .word').length"
+
+
+def test_words_appear_while_somebody_speaks(page):
+    page.click("#live")
+    until(page, LIVE)
+    assert page.evaluate("window.live()") == 1
+    assert page.is_disabled("#record") and page.is_visible("#level")
+    until(page, "document.querySelector('#transcript .open')")  # what may still change
+    until(page, f"{SETTLED} >= 4")
+    early = filled(page)
+    settle(page)
+    scrolled = "(box) => box.scrollLeft + box.clientWidth >= box.scrollWidth - 40"
+    assert page.locator("#timeline").evaluate(scrolled), "the right edge is not in view"
+    said = words(page)[:4]
+    until(page, f"{SETTLED} >= 10")
+    assert words(page)[:4] == said  # what is settled stays
+    assert filled(page)[0] > 0 and early[0] > 0
+    page.click("#live")
+    until(page, "document.querySelector('#live-text').textContent === 'Live'")
+    assert page.evaluate("window.live()") == 0 and page.is_hidden("#level")
+    text = " ".join(words(page))
+    assert page.locator("#transcript .open").count() == 0
+    assert TEXT in text  # the microphone says it over and over, and a busy machine drops samples at times
+    assert page.inner_text("#result-title") == "Live" and "words" in page.inner_text("#facts")
+    assert page.is_visible("#copy") and page.is_hidden("#downloads")
+    # What was said can be played, and transcribed as a whole.
+    page.locator("#transcript .word").nth(1).click()
+    until(page, "window.played.length > 0")
+    page.click("#advanced > summary")
+    page.click("#again")
+    shown(page)
+    assert page.inner_text("#result-title") == "live.wav" and page.is_visible("#downloads")
+    assert TEXT in " ".join(words(page))
+
+
+def test_live_and_other_uses_of_the_microphone(page):
+    page.evaluate("document.querySelector('#live').click(); document.querySelector('#live').click()")
+    until(page, LIVE)
+    page.evaluate("document.querySelector('#record').click()")
+    assert len(page.evaluate("window.microphones.map(String)")) == 1
+    upload(page)  # a file instead: live ends
+    assert page.evaluate("window.live()") == 0 and page.inner_text("#live") == "Live"
+    assert words(page) == TEXT.split() and page.is_enabled("#record")
+    page.click("#record")
+    until(page, RECORDING)
+    assert page.is_disabled("#live")
+    page.click("#record")
+    shown(page)
+    assert page.is_enabled("#live")
+
+
+def test_a_server_that_stops_ends_live_with_its_reason(browser, folder):
+    with (
+        serving(folder, api_keys=("secret",)) as (address, service),
+        opened(browser, address) as page,
+    ):
+        page.fill("#key", "secret")
+        page.click("#key-form button")
+        until(page, "document.querySelector('#strategy').options.length > 0")
+        page.errors.clear()  # the browser logs the 401 of the first request
+        page.click("#live")
+        until(page, f"{SETTLED} >= 2")
+        service.draining = True
+        page.wait_for_selector("#error:not([hidden])")
+        assert "shutting down" in page.inner_text("#error-text")
+        until(page, "document.querySelector('#live-text').textContent === 'Live'")
+        assert page.evaluate("window.live()") == 0
+        assert len(words(page)) >= 2 and page.locator("#transcript .open").count() == 0
+
+
+def test_live_without_a_microphone(page):
+    page.evaluate(
+        """() => {
+            navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException("", "NotFoundError"));
+        }"""
+    )
+    page.click("#live")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "No microphone found" in page.inner_text("#error-text")
+    assert page.inner_text("#live") == "Live" and page.is_enabled("#record")
+
+
 # The rest.
 
 

@@ -48,6 +48,14 @@ export async function sample(model, signal) {
   return (await get(`sample.wav?model=${encodeURIComponent(model)}`, signal)).blob();
 }
 
+// A live session: a WebSocket, which takes no headers, so the key is one of its protocols, as OpenAI's clients send it.
+export function realtime() {
+  const address = new URL("v1/realtime", location.href);
+  address.protocol = address.protocol.replace("http", "ws");
+  const key = sessionStorage.getItem(KEY);
+  return new WebSocket(address, key ? ["realtime", `openai-insecure-api-key.${key}`] : ["realtime"]);
+}
+
 // Send a recording and pass on what the server says about it until it is done.
 // XMLHttpRequest, since fetch does not report how much of an upload is sent.
 export function impute(blob, name, options, { signal, onUpload, onEvent }) {

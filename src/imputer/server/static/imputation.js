@@ -138,7 +138,7 @@ function blockStarts({ first, frames }, size) {
 
 const SECTION_SECONDS = 30;
 
-function evenSections(seconds) {
+export function evenSections(seconds) {
   const count = Math.max(1, Math.round(seconds / SECTION_SECONDS));
   return Array.from({ length: count }, (_, n) => n * SECTION_SECONDS);
 }

@@ -5,6 +5,9 @@ import { clock } from "./clock.js";
 import { acceptDrops } from "./drop.js";
 import { showGreedy } from "./greedy.js";
 import { Imputation, NOW } from "./imputation.js";
+import { Level } from "./level.js";
+import { Live } from "./live.js";
+import { Microphone } from "./microphone.js";
 import { Overview } from "./overview.js";
 import { Player } from "./player.js";
 import { Recording } from "./recording.js";
@@ -31,10 +34,25 @@ const timeline = new Timeline({
 });
 const sound = new Sound({ player, onTime: showTime, onPlay: () => (timeline.following = true) });
 const passes = new Passes({ onPass: showPass });
+const microphone = new Microphone();
+const level = new Level({ onQuiet: () => say("No sound from the microphone so far.") });
 const recording = new Recording({
+  microphone,
+  level,
   onOpen: () => player.pause(), // or it would be recorded
   onRecorded: (blob) => take("recording.wav", () => blob),
   onProblem: (problem) => complain(problem),
+  onStatus: say,
+});
+
+const live = new Live({
+  microphone,
+  level,
+  getModel: () => settings.model,
+  onOpen: beginLive,
+  onChange: showWriting,
+  onEnd: endLive,
+  onProblem: complain,
   onStatus: say,
 });
 
@@ -83,7 +101,8 @@ function say(text) {
 function abandon() {
   request?.abort();
   request = null;
-  recording.discard();
+  microphone.discard();
+  live.discard();
 }
 
 // A recording by its name; get(signal) brings its bytes.
@@ -209,6 +228,7 @@ function clearResult(name) {
   $("busy").hidden = $("error").hidden = $("empty").hidden = true;
   $("result").hidden = false;
   for (const id of ["take", "transport", "alignment", "greedy", "as-text"]) $(id).hidden = true;
+  $("downloads").hidden = $("compare-option").hidden = false;
   $("as-text").open = false;
   $("result-title").textContent = name;
   $("facts").textContent = "";
@@ -221,13 +241,54 @@ function showWriting() {
   writing ??= requestAnimationFrame(() => {
     writing = null;
     if (!imputation || imputation.done) return;
-    const { place, windows, passCount, frames } = imputation;
-    const part = windows.length > 1 ? `Part ${place.window + 1} of ${windows.length}, pass` : "Pass";
-    progress(`${part} ${place.pass} of ${Math.max(place.pass, passCount)}`, Math.min(1, imputation.filledNow / frames));
+    if (!imputation.live) showProgress();
+    overview.show(timeline.overflows);
     overview.changed();
     timeline.grew();
     transcript.show(imputation, NOW);
   });
+}
+
+function showProgress() {
+  const { place, windows, passCount, frames } = imputation;
+  const part = windows.length > 1 ? `Part ${place.window + 1} of ${windows.length}, pass` : "Pass";
+  progress(`${part} ${place.pass} of ${Math.max(place.pass, passCount)}`, Math.min(1, imputation.filledNow / frames));
+}
+
+// Live.
+
+function beginLive(fresh) {
+  request?.abort();
+  request = null;
+  player.unload();
+  sound.enable((playable = false));
+  source = null;
+  clearResult("Live");
+  $("downloads").hidden = $("compare-option").hidden = true;
+  imputation = fresh;
+  $("alignment").hidden = false;
+  timeline.show(imputation, NOW);
+  transcript.show(imputation, NOW);
+  offerAgain();
+}
+
+// A live transcript stays as it is; its sound, if it was kept, can be played and transcribed again.
+function endLive(blob) {
+  cancelAnimationFrame(writing);
+  writing = null;
+  sound.setLength(imputation.seconds);
+  timeline.show(imputation, imputation.passCount);
+  timeline.reveal(imputation.frames, 1);
+  overview.show(timeline.overflows);
+  transcript.show(imputation, imputation.passCount);
+  $("take").hidden = false;
+  $("facts").textContent = [clock(imputation.seconds), count(imputation.finalWords.length, "word"), imputation.model].join(" · ");
+  if (blob) {
+    source = { name: "live.wav", get: () => blob, blob };
+    player.load(blob).then((can) => source?.blob === blob && sound.enable((playable = can)));
+  }
+  offerAgain();
+  say(`Done: ${count(imputation.finalWords.length, "word")}.`);
 }
 
 function showDone() {
@@ -267,7 +328,7 @@ function showView(view) {
 function showComparison() {
   const shown = $("compare").checked;
   timeline.setGreedy(shown);
-  if (!imputation?.done) return;
+  if (!imputation?.done || imputation.live) return;
   $("greedy").hidden = !shown;
   transcript.mark(shown ? showGreedy(imputation) : null);
 }

@@ -1,20 +1,37 @@
-// The microphone: closed, opening, or open. Never two of them: it opens only when closed.
+// The microphone: closed, opening, or open. One for the whole page, so never two: it opens only when closed.
 
 import { BYTES_PER_SAMPLE, pcm, wav } from "./wav.js";
 
 export class Microphone {
-  constructor({ onState, onLevel, onTime }) {
-    this.onState = onState; // ("closed" | "opening" | "open")
-    this.onLevel = onLevel; // (peak of the last tenth of a second, 0 to 1)
-    this.onTime = onTime; // (seconds recorded)
+  constructor() {
     this.state = "closed";
+    this.onState = null; // (state), of whoever uses it
     addEventListener("pagehide", () => this.discard());
   }
 
   // Record until stop(), at most so many seconds and bytes: a WAV file, or null when discarded.
-  async record({ seconds, bytes }) {
+  async record({ seconds, bytes, onState, onLevel, onTime }) {
+    const pieces = [];
+    let samples = 0;
+    const used = await this.use({
+      onState,
+      onSamples: (piece, rate) => {
+        pieces.push(pcm(piece));
+        samples += piece.length;
+        onLevel(peak(piece));
+        onTime(samples / rate);
+        if (samples >= Math.min(seconds * rate, bytes / BYTES_PER_SAMPLE)) this.stop();
+      },
+    });
+    return used?.end === "discarded" || !samples ? null : wav(pieces, used.rate);
+  }
+
+  // Open, pass on samples a tenth of a second at a time until stop(), and close: {rate, end}, null if in use already.
+  // The end is "stopped", "discarded" or "unplugged".
+  async use({ onState, onOpen, onSamples }) {
     if (this.state !== "closed") return null;
-    this.discarded = false;
+    this.onState = onState;
+    this.end = null;
     this.enter("opening");
     let stream = null;
     try {
@@ -23,8 +40,8 @@ export class Microphone {
       await sound.resume();
       this.loaded ??= sound.audioWorklet.addModule(new URL("recorder-worklet.js", import.meta.url));
       await this.loaded;
-      if (this.discarded) return null;
-      return await this.capture(stream, sound, Math.min(seconds * sound.sampleRate, bytes / BYTES_PER_SAMPLE));
+      if (!this.end) await this.capture(stream, sound, onOpen, onSamples);
+      return { rate: sound.sampleRate, end: this.end };
     } finally {
       stream?.getTracks().forEach((track) => track.stop());
       this.finish = null;
@@ -32,42 +49,42 @@ export class Microphone {
     }
   }
 
-  async capture(stream, sound, most) {
+  async capture(stream, sound, onOpen, onSamples) {
     const input = sound.createMediaStreamSource(stream);
     const node = new AudioWorkletNode(sound, "recorder", { numberOfOutputs: 0 });
-    const pieces = [];
-    let samples = 0;
     await new Promise((resolve) => {
       this.finish = resolve;
-      stream.getAudioTracks()[0].addEventListener("ended", resolve); // unplugged
-      node.port.onmessage = ({ data }) => {
-        pieces.push(pcm(data));
-        samples += data.length;
-        this.onLevel(data.reduce((most, value) => Math.max(most, Math.abs(value)), 0));
-        this.onTime(samples / sound.sampleRate);
-        if (samples >= most) resolve();
-      };
+      stream.getAudioTracks()[0].addEventListener("ended", () => this.close("unplugged"));
+      node.port.onmessage = ({ data }) => onSamples(data, sound.sampleRate);
       input.connect(node);
+      onOpen?.(sound.sampleRate);
       this.enter("open");
     });
     input.disconnect();
     node.port.onmessage = null;
-    return this.discarded || !samples ? null : wav(pieces, sound.sampleRate);
   }
 
   stop() {
-    this.finish?.();
+    if (this.finish) this.close("stopped");
   }
 
   discard() {
-    this.discarded = true;
-    this.stop();
+    this.close("discarded");
+  }
+
+  close(end) {
+    this.end ??= end;
+    this.finish?.();
   }
 
   enter(state) {
     this.state = state;
-    this.onState(state);
+    this.onState?.(state);
   }
+}
+
+export function peak(samples) {
+  return samples.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 }
 
 async function microphone() {

@@ -6,7 +6,7 @@ import { palette, sure } from "./colours.js";
 const LANES = { words: 26, wave: 34, mel: 52, gap: 8, cells: 36, greedy: 22, axis: 18 };
 const FONT = "system-ui, sans-serif";
 const BAR = 2; // pixels of a bar of the waveform
-const BLOCKLESS = new Set(["top_k", "annealing", "annealing_random"]);
+const BLOCKLESS = new Set(["top_k", "annealing", "annealing_random", "live"]);
 
 export function heightOf(greedy) {
   return LANES.words + LANES.wave + LANES.mel + LANES.gap + LANES.cells + (greedy ? LANES.greedy + 4 : 0) + LANES.axis;

@@ -56,9 +56,10 @@ export class Timeline {
 
   // More of an imputation that is still being written.
   grew() {
-    const { place } = this.imputation;
+    const { place, live, frames } = this.imputation;
     if (place && this.following) this.reveal(this.imputation.share(place.window)[0], 0);
     this.layout();
+    if (live && this.following) this.reveal(frames, 1);
     this.go(NOW, true);
   }
 

@@ -71,7 +71,7 @@ export class Transcript {
     const until = this.words.findIndex(({ start }) => start >= section.end);
     section.first = from < 0 ? this.words.length : from;
     section.last = until < 0 ? this.words.length : until;
-    const key = JSON.stringify(this.words.slice(section.first, section.last).map(({ text, confidence }) => [text, confidence])) + section.first;
+    const key = JSON.stringify(this.words.slice(section.first, section.last).map(({ text, confidence, open }) => [text, confidence, open])) + section.first;
     if (section.key === key) return false;
     section.key = key;
     return true;
