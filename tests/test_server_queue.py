@@ -209,6 +209,21 @@ def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener):
     assert 0.15 < share < 0.25, f"the long recording got {share:.1%}"
 
 
+def test_windows_of_a_recording_go_in_order(listener):
+    """Its short last window costs least, and still waits for the others."""
+
+    async def run():
+        batcher = batcher_of(listener)
+        queued(batcher, silence(20), silence(20), silence(5))
+        order = []
+        while batcher.waiting:
+            batch = batcher._take(choose(batcher.waiting, 1, 64.0, batcher.seconds_per_cost))
+            order += [window.number for window in batch.windows]
+        return order
+
+    assert asyncio.run(run()) == [0, 1, 2]
+
+
 def test_idle_time_is_not_saved_up():
     clock = FairClock()
     early = clock.start(0.0)

@@ -224,7 +224,7 @@ class Batcher:
             end = min(job.tag for job in inside) + expected
             due = [
                 window
-                for window in self.waiting
+                for window in next_windows(self.waiting)
                 if window.job not in inside
                 and window.turn(self.seconds_per_cost)[0] < end
                 and window.cost <= URGENT_COST * running.cost
@@ -311,7 +311,7 @@ def choose(
 
     A window goes along if it adds less padding than a batch of its own would cost; most alike first.
     """
-    first = min(waiting, key=lambda window: window.turn(seconds_per_cost))
+    first = min(next_windows(waiting), key=lambda window: window.turn(seconds_per_cost))
     if first.attempts:
         return [first]  # it may have ended a worker: alone, it harms nobody else
     others = [
@@ -331,6 +331,15 @@ def choose(
             batch.append(window)
             longest = stretched
     return batch
+
+
+def next_windows(waiting: Sequence[Window]) -> list[Window]:
+    """Of each job the first window that waits: a short last window does not go before the others."""
+    found: dict[Job, Window] = {}
+    for window in waiting:
+        if window.number < found.setdefault(window.job, window).number:
+            found[window.job] = window
+    return list(found.values())
 
 
 def _alike(one: Job, other: Job) -> bool:

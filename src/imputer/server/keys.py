@@ -66,10 +66,10 @@ class Keys:
         # Every key is compared, each in constant time: the time taken tells nothing of any of them.
         fits = [hmac.compare_digest(given.strip(), key) for key in self.keys]
         if scheme.lower() != b"bearer" or not any(fits):
-            missing = "an API key is required: send it as 'Authorization: Bearer KEY'"
+            missing = "a key is required: send it as 'Authorization: Bearer KEY'"
             raise Failure(
                 401,
-                "the API key is wrong" if header else missing,
+                "the key is wrong" if header else missing,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

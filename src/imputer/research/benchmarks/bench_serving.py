@@ -74,7 +74,10 @@ def run(quick: bool = False) -> dict[str, Any]:
 def _server(model: str, *options: str) -> Iterator[tuple[str, int]]:
     """(address, process id) of `imputer serve`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "imputer", "serve", "--model", model, "--port", "0", "--quiet", *options],
+        [
+            *(sys.executable, "-m", "imputer", "serve", "--model", model),
+            *("--port", "0", "--quiet", "--drain-timeout", "5", *options),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -87,7 +90,7 @@ def _server(model: str, *options: str) -> Iterator[tuple[str, int]]:
         yield found[0], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=120)
 
 
 def _throughput(model: str, clients: ProcessPoolExecutor, rounds: int, per_client: int) -> dict[str, Any]:
