@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 CORES ?= 2
 
-.PHONY: help demo test test-fast check lint types bench docs clean
+.PHONY: help demo test test-fast check lint types bench soak docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -50,6 +50,9 @@ check: lint types test  ## everything that must pass before a commit
 
 bench: $(VENV)/.dev  ## all benchmarks, printed as ratios within one run
 	$(BIN)/imputer bench all
+
+soak: $(VENV)/.dev  ## an hour of random kills, resumes and damage over a small training
+	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),60)
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	$(BIN)/python tools/reference.py

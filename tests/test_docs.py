@@ -54,6 +54,7 @@ PARSED_ONLY = (
     "reproduce --all",
     "serve",
     "lm build",
+    "finetune",  # tests/test_finetuning.py
 )
 # What makes a training of the documentation end in a second; the network is that of the expert at hand.
 TINY = {
@@ -297,7 +298,15 @@ def place(corpus: str, expert: Path, stored: Path, tmp_path_factory: pytest.Temp
     """A folder with everything that the documentation speaks of, small: recordings, manifests, models."""
     place = tmp_path_factory.mktemp("docs")
     utterances = list(Manifest(corpus))
-    for name in ("runs/expert/model", "runs/imputer/model", "runs/mine/model", "english", "MODEL", "OTHER"):
+    for name in (
+        "runs/expert/model",
+        "runs/imputer/model",
+        "runs/mine/model",
+        "english",
+        "MODEL",
+        "OTHER",
+        "my-model",
+    ):
         shutil.copytree(expert, place / name)
     for name in ("data/train", "data/valid", "test", "mine", "dev-clean", "MANIFEST"):
         manifest.write(place / f"{name}.jsonl", utterances[:4])
@@ -372,6 +381,11 @@ rows = [{"strategy": "block", "block_size": b, "wer": 0.1} for b in (1, 8)]
 json.dump({"evaluations": rows}, open("scores.json", "w"))
 """,
     "aligning.md": 'text = open("speech.txt").read()',
+    "finetuning.md": """
+import imputer
+from imputer.training import finetuning
+finetuning.LEAST_MINUTES, finetuning.FEWEST_STEPS = 0.01, 2
+""",
 }
 AFTER: dict[str, str] = {
     "decoding.md": """
@@ -381,6 +395,10 @@ assert result.passes == 8 and len(result.trace) == 8
     "aligning.md": """
 assert " ".join(word.text for word in found.words) == text
 assert len(alignment) > 5
+""",
+    "finetuning.md": """
+finetuning.LEAST_MINUTES, finetuning.FEWEST_STEPS = 1.0, 60
+assert report.minutes < 1
 """,
     "README.md": "assert log_probs.grad is not None and nats < 0",
     "pretrained.md": "assert filled.added == 4 and frames.shape[1] == 288",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from imputer.recognizer import Recognizer
+    from imputer.training.finetuning import finetune
     from imputer.transcripts import Transcript
 
 __version__ = "0.1.0"
-__all__ = ["Recognizer", "Transcript", "__version__"]
+__all__ = ["Recognizer", "Transcript", "__version__", "finetune"]
 
-_LAZY = {"Recognizer": "recognizer", "Transcript": "transcripts"}
+_LAZY = {"Recognizer": "recognizer", "Transcript": "transcripts", "finetune": "training.finetuning"}
 
 
 def __dir__() -> list[str]:

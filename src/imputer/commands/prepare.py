@@ -25,6 +25,8 @@ def prepare(
     strict: bool = False,
     workers: int = 1,
     seed: int = 0,
+    valid: Path | None = None,
+    valid_share: float = 0.1,
     download: Annotated[bool, Parameter(group="librispeech")] = False,
     mirror: Annotated[str, Parameter(group="librispeech")] = "",
     strings: Annotated[int, Parameter(group="digits")] = 120,
@@ -39,7 +41,7 @@ def prepare(
 ) -> None:
     """Turn a corpus or a folder of recordings into a manifest, or inspect one.
 
-    - imputer prepare folder recordings/ --output mine.jsonl
+    - imputer prepare folder recordings/ --output data/train.jsonl --valid data/valid.jsonl
     - imputer prepare librispeech data/ --download --split dev-clean --output data/dev-clean.jsonl
     - imputer prepare digits audiomnist/ --output digits.jsonl
     - imputer prepare --inspect mine.jsonl
@@ -67,6 +69,10 @@ def prepare(
         Processes for corpora that convert audio.
     seed
         Seed of all random choices.
+    valid
+        A second manifest for validation, split off the first: whole speakers if there are 8 or more, else recordings.
+    valid_share
+        Share of the speech that goes there.
     download
         Download the official archives of the parts first; an interrupted download is resumed.
     mirror
@@ -96,7 +102,7 @@ def prepare(
     if corpus is None or source is None or output is None:
         raise UsageError("prepare needs a corpus, its folder and --output MANIFEST, or --inspect MANIFEST")
     from imputer.corpora import CORPORA, Options
-    from imputer.corpora.validation import write_manifests
+    from imputer.corpora.validation import split_validation, write_manifests
     from imputer.support.progress import bar
 
     if corpus not in CORPORA:
@@ -104,6 +110,8 @@ def prepare(
     _check_positive(
         strings=strings, longest=longest, workers=workers, frame_seconds=frame_seconds, hours=hours
     )
+    if not 0 < valid_share < 1:
+        raise UsageError(f"--valid-share must be between 0 and 1, got {valid_share:g}")
     if min(speakers_held_out, seed) < 0:
         raise UsageError("--speakers-held-out and --seed must be 0 or more")
     if mirror and not mirror.startswith(("http://", "https://")):
@@ -146,6 +154,10 @@ def prepare(
             frame_seconds=frame_seconds,
             advance=advance,
         )
+    if valid is not None:
+        if list(report.manifests) != [output]:
+            raise UsageError(f"--valid: {corpus} has parts of its own: {', '.join(sorted(report.splits))}")
+        report.manifests = split_validation(output, valid, share=valid_share, seed=seed).manifests
     _print(report)
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "Run the transcription server and its web page.",
     "demo": "Show the shipped models decoding, pass by pass; or train one.",
     "prepare": "Turn a corpus or a folder of recordings into a manifest.",
+    "finetune": "Fine-tune a model on your own recordings.",
     "train": "Train a CTC expert or an Imputer.",
     "lm": "Build language models over the pieces of a model.",
     "evaluate": "Score a model: word and character error rates with intervals.",

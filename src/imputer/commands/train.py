@@ -1,6 +1,7 @@
 """`imputer train`."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,8 @@ def train(
         return
     from imputer import training
 
+    for line in training.warnings(settings):
+        print(f"imputer: warning: {line}", file=sys.stderr)
     folder = output or Path("runs") / config.stem
     finished = training.train(settings, folder, accept_changed_data=accept_changed_data)
     if os.environ.get("RANK", "0") != "0":

@@ -198,7 +198,16 @@ class Training:
     weight_decay: PositiveOrNone = key(0.01, "of AdamW, on matrices only")
     clip: Positive = key(1.0, "largest norm of the gradient; a large number clips nothing")
     average: ShareBelowOne = key(0.0, "decay of the exponential average of the weights; 0 = none")
-    start_from: str = key("", "model folder whose weights to start from, e.g. the CTC expert's")
+    start_from: str = key("", "model whose weights to start from: a folder or a shipped name")
+    stay_near: PositiveOrNone = key(
+        0.0, "L2 penalty on the distance from the weights of start_from, against forgetting; 0 = none"
+    )
+    keep_best: StrictBool = key(
+        False, "the finished model has the weights of the validation with the least loss, not the last ones"
+    )
+    patience: CountOrNone = key(
+        0, "with keep_best: stop after so many validations without a lower loss; 0 = never"
+    )
     seed: Seed = key(0, "seed of all random choices")
     validate_every: CountOrNone = key(500, "steps between validations; 0 = only after the last")
     checkpoint_every: CountOrNone = key(

@@ -12,6 +12,7 @@ from pathlib import Path
 from imputer import audio
 from imputer.corpora.common import Dropped, Found
 from imputer.data import manifest
+from imputer.data.splitting import split_off
 from imputer.errors import ImputerError, UsageError
 from imputer.support.atomic_files import replacing
 
@@ -107,6 +108,18 @@ def write_manifests(
                 or "nothing was found"
             )
             raise ImputerError(f"no utterance is left to write to {output} ({why})")
+    return report
+
+
+def split_validation(output: Path, valid: Path, *, share: float, seed: int) -> Report:
+    """Move about ``share`` of the manifest ``output`` to the manifest ``valid``: whole speakers or recordings."""
+    train, held_out, _unit = split_off(list(manifest.Manifest(output)), share=share, seed=seed)
+    report = Report()
+    for path, utterances in ((output, train), (valid, held_out)):
+        manifest.write(path, utterances)
+        report.manifests[path] = Summary()
+        for utterance in utterances:
+            report.manifests[path].add(utterance)
     return report
 
 

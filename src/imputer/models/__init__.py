@@ -6,6 +6,7 @@ tokenizer.model     vocabulary
 lm.bin              language model, if it has one
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,15 @@ def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bo
         vocabulary.save(path)
     with atomic_files.replacing(folder / CONFIG) as path:
         path.write_text(text)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the files of a model folder, each whole or not at all."""
+    for name in (WEIGHTS, TOKENIZER, CONFIG, LANGUAGE_MODEL):
+        if name == LANGUAGE_MODEL and not (source / name).is_file():
+            continue
+        with atomic_files.replacing(target / name) as path:
+            shutil.copyfile(source / name, path)
 
 
 def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:

@@ -9,7 +9,9 @@ bit-exactly, and N ranks take the same steps as one process.
     optimizers    OPTIMIZERS, learning rates (SCHEDULES), averaged weights
     step          one optimiser step
     loop          ``train``: all steps, with validations and checkpoints in between
-    validating    error rates on the validation set
+    validating    error rates on the validation set, and which weights to keep
+    data_checks   missing, unreadable and changed data: refused by name
+    finetuning    ``finetune``: a few minutes of recordings to a better model
     stale_copy    alignments by a stale copy of the model
     run, run_folder, checkpoints      what a run holds in memory and on disk
 """
@@ -17,6 +19,6 @@ bit-exactly, and N ranks take the same steps as one process.
 from imputer.training.loop import train
 from imputer.training.optimizers import learning_rate
 from imputer.training.run_folder import CHANGEABLE
-from imputer.training.starting import prepare
+from imputer.training.starting import prepare, warnings
 
-__all__ = ["CHANGEABLE", "learning_rate", "prepare", "train"]
+__all__ = ["CHANGEABLE", "learning_rate", "prepare", "train", "warnings"]

@@ -34,6 +34,9 @@ class Progress:
     skipped: list[list[str]] = field(default_factory=list)  # ids in steps whose loss was not finite
     dropped: int = 0  # utterances that could not be read or do not fit their frames, over all epochs
     empty: int = 0  # steps in which no utterance could be used
+    best_loss: float = -1.0  # least loss of a validation, with training.keep_best; -1: none yet
+    best_step: int = 0  # where that was
+    waited: int = 0  # validations since then
 
     @property
     def updates(self) -> int:
@@ -162,7 +165,7 @@ def _progress(text: str) -> Progress:
     for name, value in vars(progress).items():
         if name == "skipped":
             good = isinstance(value, list) and all(isinstance(ids, list) for ids in value)
-        elif name == "seconds_of_audio":
+        elif name in ("seconds_of_audio", "best_loss"):
             good = type(value) in (int, float) and math.isfinite(value)
         else:
             good = type(value) is int and value >= 0

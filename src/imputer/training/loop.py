@@ -17,13 +17,12 @@ from imputer.data.ranks import joined
 from imputer.errors import count
 from imputer.support import progress
 from imputer.training.data_checks import bad_lines
-from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
 from imputer.training.run_folder import only_run_in, quiet, save_checkpoint, save_model
 from imputer.training.stale_copy import stale_copy
 from imputer.training.starting import prepare
 from imputer.training.step import take_step
-from imputer.training.validating import validate
+from imputer.training.validating import validate_and_keep
 
 TRIM_EVERY = 50  # steps
 
@@ -60,10 +59,9 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
     started, audio_before = time.monotonic(), run.progress.seconds_of_audio
     bar = progress.bar("training", training.steps, before=run.progress.step)
     if run.valid and training.validate_every and not run.progress.step:
-        with averaged_weights(run.model, run.average):
-            run.log({"step": 0, "valid": validate(run)})
+        validate_and_keep(run)
     with bar if here.first else contextlib.nullcontext(quiet) as advance:
-        while run.progress.step < training.steps:
+        while run.progress.step < training.steps and not out_of_patience(run):
             refresh = run.settings.rollin.refresh_every
             if refresh and run.progress.step and run.progress.step % refresh == 0:
                 run.objective.expert = stale_copy(run)
@@ -81,14 +79,19 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
             if step % TRIM_EVERY == 0:
                 give_back_memory()
             if run.valid and due(step, training.validate_every, training.steps):
-                with averaged_weights(run.model, run.average):
-                    run.log({"step": step, "valid": validate(run)})
+                validate_and_keep(run)
             stopping = bool(run.ranks.total([float(stop_asked())])[0])
-            if stopping or due(step, training.checkpoint_every, training.steps):
+            early = out_of_patience(run)
+            if stopping or early or due(step, training.checkpoint_every, training.steps):
                 save_checkpoint(run)
-            if stopping and step < training.steps:
+            if stopping and step < training.steps and not early:
                 return False
     return True
+
+
+def out_of_patience(run: Run) -> bool:
+    """Whether the last ``training.patience`` validations brought no lower loss."""
+    return 0 < run.settings.training.patience <= run.progress.waited
 
 
 def report_drops(run: Run) -> None:

@@ -16,6 +16,8 @@ from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
 
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
+START = "start.safetensors"  # the weights to stay near, with training.stay_near
+BEST = "best"  # the model of the best validation, with training.keep_best
 STALE = "stale"  # folder of alignments by stale copies
 
 # A resumed run may differ in these keys.
@@ -87,7 +89,10 @@ def save_checkpoint(run: Run) -> None:
 
 
 def save_model(run: Run) -> None:
-    """The model folder, with averaged weights if there are any."""
+    """The model folder: the best of the validations if that is asked for, else the (averaged) weights as they are."""
+    if run.settings.training.keep_best and run.progress.best_loss >= 0:
+        models.copy(run.folder / BEST, run.folder / "model")
+        return
     with averaged_weights(run.model, run.average):
         models.save(run.folder / "model", run.model, run.vocabulary)
 

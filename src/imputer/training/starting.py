@@ -1,5 +1,6 @@
 """A training before its first step: data read, model built, checkpoint loaded."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from imputer.training.optimizers import OPTIMIZERS, SCHEDULES
 from imputer.training.run import Run
 from imputer.training.run_folder import (
     CHECKPOINTS,
+    START,
     forget_metrics_after,
     metrics_log,
     refuse_changes,
@@ -39,6 +41,8 @@ from imputer.training.run_folder import (
 from imputer.training.stale_copy import stale_path
 from imputer.training.stream import Stream
 from imputer.vocabulary import Vocabulary
+
+LEAST_HOURS = 1.0  # of speech, to train from scratch
 
 
 def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_changed_data: bool = False) -> Run:
@@ -123,6 +127,8 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
     if here.first:
         tidy(run, fingerprints)
     here.wait()
+    if settings.training.stay_near:
+        run.start = {name: t.to(here.device) for name, t in models.read_weights(folder / START).items()}
     return run
 
 
@@ -132,6 +138,10 @@ def tidy(run: Run, fingerprints: Fingerprints) -> None:
         with atomic_files.replacing(run.folder / "config.toml") as path:
             sections = {name: getattr(run.settings, name) for name in vars(run.settings)}
             path.write_text(configs.to_toml(sections))
+        if run.settings.training.stay_near:
+            source = models.torch_folder(run.settings.training.start_from) / models.WEIGHTS
+            with atomic_files.replacing(run.folder / START) as path:
+                shutil.copyfile(source, path)
     fingerprints.save(run.folder / DATA)
     steps = [
         int(path.stem.removeprefix("step-")) for path in (run.folder / CHECKPOINTS).glob(checkpoints.PATTERN)
@@ -200,6 +210,8 @@ def check(settings: configs.Config, here: Ranks) -> None:
             f"training.objective = {training.objective} needs rollin.alignments: train a CTC expert first, then "
             "`imputer align --manifest M --model EXPERT --store F`"
         )
+    if training.stay_near and not training.start_from:
+        raise UsageError("training.stay_near needs training.start_from: the weights to stay near")
     for key, value, known in (
         ("rollin.masking", settings.rollin.masking, POLICIES),
         ("rollin.noise", settings.rollin.noise, rollin.NOISES),
@@ -209,6 +221,22 @@ def check(settings: configs.Config, here: Ranks) -> None:
     ):
         if value not in known:
             raise UsageError(f"{key} = {value!r}, but there are {', '.join(known)}")
+
+
+def warnings(settings: configs.Config) -> list[str]:
+    """What is likely to fail although nothing is wrong: one sentence each."""
+    if settings.training.start_from or not settings.data.train:
+        return []
+    hours = sum(open_utterances(settings.data.train, "data.train", strict=False).durations()) / 3600
+    if hours >= LEAST_HOURS:
+        return []
+    training = settings.training
+    epochs = training.steps * training.batches_per_step * settings.data.batch_seconds / max(1.0, 3600 * hours)
+    return [
+        f"{hours:.2f} h of speech are too little to train from scratch ({training.steps} steps are {epochs:.0f} passes "
+        "over it; a model learns the recordings by heart). Fine-tune a model instead: "
+        "imputer finetune english RECORDINGS -o my-model"
+    ]
 
 
 def check_augmentation(settings: configs.Config, front_end: Any) -> None:

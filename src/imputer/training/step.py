@@ -35,6 +35,7 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
             # Ranks average their gradients; the loss is a sum over all of them.
             (loss * (here.count / max(1.0, tokens))).backward()
         loss_sum, too_long = loss_sum + float(loss.detach()), too_long + left_out
+    pull_to_start(run)
     norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), training.clip))
     used = sum(len(batch) for batch in loaded) - len(too_long)
     dropped = len(too_long) + sum(len(batch.dropped) for batch in loaded)
@@ -108,6 +109,15 @@ def note_empty(run: Run) -> None:
             f"{run.empty_in_a_row} steps in a row had no usable utterance, more than training.nonfinite_limit = "
             f"{run.settings.training.nonfinite_limit}: {Tally().add(run.dropped.values())}"
         )
+
+
+def pull_to_start(run: Run) -> None:
+    """Add the gradient of training.stay_near * |weights - start|^2, in the unit of the loss: nats per token."""
+    if run.start:
+        strength = 2 * run.settings.training.stay_near
+        for name, weight in run.model.named_parameters():
+            if weight.grad is not None:
+                weight.grad.add_(weight.detach() - run.start[name], alpha=strength)
 
 
 def seed_for_batch(*key: int) -> None:

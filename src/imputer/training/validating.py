@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from imputer import decoding
+from imputer import decoding, models, objectives
 from imputer.configs import NO_AUGMENTATION
 from imputer.data import batching
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError
 from imputer.evaluation import scoring
+from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
+from imputer.training.run_folder import BEST
 
 
 def validate(run: Run) -> dict[str, Any]:
@@ -25,7 +28,10 @@ def validate(run: Run) -> dict[str, Any]:
         model.eval()
         passes = [1] if settings.training.objective == "ctc" else [1, settings.rollin.block_size]
         texts: dict[int, list[tuple[str, str]]] = {b: [] for b in passes}
+        losses = Losses()
         for acoustic, frame_lengths, batch in encoded(run, run.valid, settings.data.valid_utterances):
+            if settings.training.keep_best:
+                losses.add(run, acoustic, frame_lengths, batch)
             for block_size in passes:
                 found = decoding.decode(model, acoustic, frame_lengths, decoding.Options(block_size))
                 for name, text, one in zip(batch.ids, batch.texts, found, strict=True):
@@ -39,10 +45,51 @@ def validate(run: Run) -> dict[str, Any]:
                 [scoring.character_errors(reference, written) for reference, written in pairs]
             )
             result |= {f"wer_{block_size}": words.rate, f"cer_{block_size}": characters.rate}
-        shown = ", ".join(f"{name} {100 * value:.1f} %" for name, value in result.items())
+        if settings.training.keep_best:
+            result["loss"] = losses.total / max(1, losses.tokens)
+        shown = ", ".join(
+            f"{name} {value:.3f}" if name == "loss" else f"{name} {100 * value:.1f} %"
+            for name, value in result.items()
+        )
         print(f"step {run.progress.step}: {shown}", file=sys.stderr, flush=True)
-    run.ranks.wait()
-    return result
+    return run.ranks.gathered(result)[0]
+
+
+def validate_and_keep(run: Run) -> None:
+    """Validate, log it, and with training.keep_best save the model if its loss is the least so far."""
+    now = run.progress
+    with averaged_weights(run.model, run.average):
+        result = validate(run)
+        run.log({"step": now.step, "valid": result})
+        if not run.settings.training.keep_best:
+            return
+        if not 0 <= now.best_loss <= result["loss"]:
+            now.best_loss, now.best_step, now.waited = result["loss"], now.step, 0
+            if run.ranks.first:
+                models.save(run.folder / BEST, run.model, run.vocabulary)
+        else:
+            now.waited += 1
+
+
+@dataclass
+class Losses:
+    """Loss on the validation set. Far less noisy than word errors, so it chooses what to keep.
+
+    It is that of the first pass, all frames masked: exact for CTC and the Imputer alike, and without chance.
+    """
+
+    total: float = 0.0  # nats
+    tokens: int = 0
+
+    def add(self, run: Run, acoustic: Tensor, frame_lengths: Tensor, batch: batching.Batch) -> None:
+        topology = {"merge_repeats": run.model.merge_repeats}
+        targets, target_lengths = batch.targets, batch.target_lengths
+        with torch.no_grad():
+            log_probs = run.model.impute(acoustic, frame_lengths, run.model.all_masked(acoustic))
+            likelihood = objectives.ctc(log_probs, targets, frame_lengths, target_lengths, **topology)
+        fits = likelihood.isfinite()
+        self.total -= float(likelihood[fits].sum())
+        self.tokens += int(target_lengths[fits].sum())
 
 
 def encoded(

@@ -1,0 +1,90 @@
+"""What fine-tuning gains on the speakers it was given, and loses on others: the table of docs/finetuning.md.
+
+    python tools/measure_finetuning.py MANIFEST OTHERS -o runs/finetuning --minutes 5 10 20 [--model english]
+
+MANIFEST holds the recordings of a group of speakers (or of one) that the model has not heard, OTHERS those of other
+speakers. Speakers are added in their order until each has given 70 % of its recordings and the minutes are reached;
+the remaining 30 % of theirs are the test set. Nothing of the test set or of OTHERS is seen by `finetune`.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+
+from imputer.data import manifest
+from imputer.data.manifest import Manifest, Utterance
+from imputer.evaluation import Evaluation, compare, evaluate, spread
+from imputer.recognizer import Recognizer
+from imputer.training.finetuning import finetune
+
+TEST_SHARE = 0.3
+
+
+def group(utterances: list[Utterance], minutes: float, seed: int) -> tuple[list[Utterance], list[Utterance]]:
+    """(train, test): whole speakers in random order until the training part has the minutes."""
+    shuffled = random.Random(seed)
+    speakers = sorted({utterance.speaker for utterance in utterances})
+    shuffled.shuffle(speakers)
+    train: list[Utterance] = []
+    test: list[Utterance] = []
+    for speaker in speakers:
+        if sum(one.duration for one in train) >= 60 * minutes:
+            break
+        own = [one for one in utterances if one.speaker == speaker]
+        shuffled.shuffle(own)
+        held_out = round(TEST_SHARE * len(own))
+        test += own[:held_out]
+        train += own[held_out:]
+    return train, test
+
+
+def row(before: Evaluation, after: Evaluation) -> str:
+    difference = compare(before, after).difference
+    relative = 100 * (after.wer.value / before.wer.value - 1)
+    points = f"{100 * difference.value:+.1f} ({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+    return f"{100 * before.wer.value:.1f} | {100 * after.wer.value:.1f} | {relative:+.1f} % | {points}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("others", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, nargs="+", default=[5.0, 10.0, 20.0])
+    parser.add_argument("--model", default="english")
+    parser.add_argument("--limit", type=int, default=200, help="utterances of OTHERS that are scored")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    others = spread(list(Manifest(options.others)), options.limit)
+    start = Recognizer.from_pretrained(options.model)
+    others_before = evaluate(start, others)
+    print(
+        "| minutes | scored on | words | before | after | relative | points (95 %) |\n|---|---|---|---|---|---|---|"
+    )
+    for minutes in options.minutes:
+        train, test = group(list(Manifest(options.manifest)), minutes, options.seed)
+        folder = options.output / f"{minutes:g}-minutes"
+        manifest.write(folder / "train.jsonl", train)
+        report = finetune(options.model, folder / "train.jsonl", folder / "model", minutes=minutes)
+        tuned = Recognizer.from_pretrained(folder / "model")
+        test_before, test_after = (evaluate(one, test) for one in (start, tuned))
+        others_after = evaluate(tuned, others)
+        for name, before, after in (
+            ("the same speakers", test_before, test_after),
+            ("others", others_before, others_after),
+        ):
+            words = sum(one.words.length for one in before.utterances)
+            print(f"| {report.minutes:.1f} | {name} | {words} | {row(before, after)} |", flush=True)
+        scored = {"test": [test_before, test_after], "others": [others_before, others_after]}
+        rates = {name: [each.wer.value for each in pair] for name, pair in scored.items()}
+        (folder / "measured.json").write_text(json.dumps(rates | {"minutes": report.minutes}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
