@@ -55,6 +55,7 @@ PARSED_ONLY = (
     "serve",
     "lm build",
     "finetune",  # tests/test_finetuning.py
+    "listen",
 )
 # What makes a training of the documentation end in a second; the network is that of the expert at hand.
 TINY = {
