@@ -136,7 +136,7 @@ def evaluate(
     delays = []
     if streaming:
         for (name, recognizer), done in zip(models, results, strict=True):
-            live, delay = _streamed(recognizer, utterances, name)
+            live, delay = _streamed(recognizer, utterances, name, None if lm == "none" else lm, words)
             done.append(live)
             delays.append((name, delay))
     others = [_beside(name, baseline, utterances, clock) for name, baseline in baselines]
@@ -203,13 +203,19 @@ def _calibrate(evaluated: "Evaluation", model: str) -> str:
     return f"confidences calibrated on {len(right):,} words, error {after:.3f} on them; stored in {where}"
 
 
-def _streamed(recognizer: "Recognizer", utterances: list["Utterance"], name: str) -> Any:
+def _streamed(
+    recognizer: "Recognizer", utterances: list["Utterance"], name: str, lm: str | None, words: tuple[str, ...]
+) -> Any:
+    from dataclasses import replace
+
     from imputer.evaluation.latency import evaluate_stream
+    from imputer.streaming.live import OPTIONS
     from imputer.support import progress
 
     total = round(sum(utterance.duration for utterance in utterances))
     with progress.bar(f"{name}, streaming", total, unit="s of audio") as advance:
-        return evaluate_stream(recognizer, utterances, name=name, advance=advance)
+        options = replace(OPTIONS, lm=lm, hotwords=words)
+        return evaluate_stream(recognizer, utterances, name=name, advance=advance, options=options)
 
 
 def _delay_line(name: str, delays: Any) -> str:

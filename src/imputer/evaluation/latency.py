@@ -17,6 +17,7 @@ from imputer.errors import ImputerError
 from imputer.evaluation import Evaluation, Scored, score
 from imputer.recognizer import Recognizer
 from imputer.streaming import Event, Stream
+from imputer.streaming.live import OPTIONS
 from imputer.transcripts import Word
 
 CHUNK_SECONDS = 0.1
@@ -69,7 +70,8 @@ def evaluate_stream(
         _collect(events, delays)
         if advance:
             advance(utterance.duration)
-    return Evaluation(name, 0, "streaming", scored, spent, failed), delays
+    text = recognizer.knows_of_text(options.get("options") or OPTIONS)
+    return Evaluation(name, 0, "streaming", scored, spent, failed, text), delays
 
 
 def _play(stream: Stream, samples: np.ndarray) -> tuple[list[tuple[Event, float]], float]:

@@ -15,20 +15,20 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from imputer.decoding import Decoded, Options
+from imputer.decoding import Decoded
 from imputer.server.failures import Failure, shutting_down
 from imputer.server.jobs import Job
 from imputer.server.service import Service
 from imputer.server.sessions import ALIGNMENT, LOGPROBS, PARTIAL, Detection, Session
 from imputer.streaming import Event, Frames, Stream, Window
-from imputer.streaming.live import PASSES
+from imputer.streaming.live import OPTIONS
 from imputer.transcripts import Word
 
 PIECE_SECONDS = 0.5  # of a long message that are fed at a time: its events are sent meanwhile
@@ -82,8 +82,9 @@ class Line:
 
     def __init__(self, service: Service, model: str) -> None:
         self.batcher = service.batcher
-        rate = service.recognizers[model].sample_rate
-        self.job = Job(model, Options(PASSES, "adaptive"), rate, open=lambda job: iter(()))
+        rate, settings = service.recognizers[model].sample_rate, service.settings
+        options = replace(OPTIONS, lm=settings.lm, hotwords=settings.hotwords)
+        self.job = Job(model, options, rate, open=lambda job: iter(()))
         self.job.on_window = self._deliver
         self.job.done.add_done_callback(self._failed)
         self.answer: asyncio.Future | None = None

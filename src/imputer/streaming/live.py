@@ -22,7 +22,7 @@ from imputer.errors import ImputerError, UsageError
 from imputer.recognizer import Recognizer
 from imputer.transcripts import WORD_MARK, Word
 
-PASSES = 4  # at most; "adaptive" takes about two
+OPTIONS = Options(4, "adaptive", lm="default")  # four passes at most, about two as a rule
 WORD_END_SECONDS = 0.5  # of blanks after a word: nothing will be added to it
 BLANK_PAUSES = 2.5  # so many pauses of blanks are silence as well, however loud
 
@@ -84,6 +84,7 @@ class _Hypothesis:
 class Stream:
     """Takes samples and gives events, in constant time and memory per second of audio.
 
+    options     how to decode windows; the model's own language model decides what imputation is not sure of
     sample_rate of what is fed; the recogniser's own if not given
     window      longest stretch that is encoded at once, in seconds; ``context`` of it stay when it slides
     hop         seconds between two windows
@@ -122,7 +123,7 @@ class Stream:
                 f"got {look_ahead:g}, {patience:g}, {context:g}"
             )
         self.recognizer = recognizer
-        self.options = options or Options(PASSES, "adaptive")
+        self.options = options or OPTIONS
         self.carry, self.frames = carry, frames
         self.frame = round(recognizer.frame_seconds * recognizer.sample_rate)  # samples
         self.window, self.context, self.hop = (self._frames(s) for s in (window, context, hop))
