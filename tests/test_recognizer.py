@@ -313,6 +313,30 @@ def test_windows_cover_everything_and_start_on_frames():
         assert len(spans) == 1 or spans[-1][1] > 2.0
 
 
+@given(st.lists(st.one_of(st.none(), st.floats(0.0, 2.0)), min_size=40, max_size=40), st.floats(0.1, 150.0))
+@settings(max_examples=100, deadline=None)
+def test_windows_meet_in_pauses(found, seconds):
+    asked, answers = [], iter(found)
+
+    def pause(offset, length):
+        asked.append(offset)
+        assert length == pytest.approx(2.0)
+        return next(answers)
+
+    spans = list(windows.spans_at_pauses(seconds, 200, 150, 0.04, pause))  # 8 s windows, 6 s apart
+    assert spans[0][0] == 0.0 and sum(spans[-1]) == pytest.approx(seconds)
+    assert all(0 < length <= 8.0 + 1e-9 for _, length in spans)
+    assert len(asked) == len(spans) - 1
+    for (a, length), (b, _), offset, middle in zip(spans, spans[1:], asked, found, strict=False):
+        assert offset == pytest.approx(a + 6.0)
+        assert b / 0.04 == pytest.approx(round(b / 0.04))  # on a frame
+        if middle is None:
+            assert b == pytest.approx(offset) and a + length == pytest.approx(a + 8.0)
+        else:
+            assert b - 1e-6 <= offset + middle + 0.02 and offset + middle - 0.02 <= a + length + 1e-6
+            assert 0.36 <= a + length - b <= 0.84
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_windows_that_hear_the_same_join_to_the_same(data):

@@ -1,7 +1,7 @@
 """The recogniser: audio in, transcript with times out.
 
 Recordings up to the window of the model are decoded whole, in batches of like length. Longer ones are cut into
-overlapping windows, decoded like any other recording, and joined in a pause where the two alignments agree. A
+windows that meet in a pause, or overlap where there is none, and joined where the two alignments agree. A
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, cast, overload
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from imputer import decoding, languagemodel, models, transcripts
-from imputer.audio import windows
+from imputer.audio import activity, windows
 from imputer.data.recordings import Audio, Recording, Waveform, check_rate, mono, open_recording
 from imputer.decoding import Decoded, Network, Options
 from imputer.errors import ImputerError, UsageError
@@ -180,7 +180,7 @@ class Recognizer:
                         yield place, error
                     place += 1
                 for batch in _batches(cuts):
-                    yield from self._decode_cuts(batch, hop, options or Options())
+                    yield from self._decode_cuts(batch, options or Options())
                     if advance:
                         advance(sum(cut.job.recording.seconds / len(cut.job.pieces) for cut in batch))
 
@@ -219,12 +219,16 @@ class Recognizer:
         return transcripts.symbols(partial, self.vocabulary, self.model.blank, self.model.mask)
 
     def _cuts(self, place: int, recording: Recording, frames: int, hop: int) -> list["_Cut"]:
-        spans = list(windows.spans(recording.seconds, frames, hop, self.frame_seconds))
-        job = _Job(place, recording, [None] * len(spans))
+        def pause(offset: float, seconds: float) -> float | None:
+            return activity.pause(recording.samples(offset, seconds), self.sample_rate)
+
+        spans = list(windows.spans_at_pauses(recording.seconds, frames, hop, self.frame_seconds, pause))
+        hops = [round((b - a) / self.frame_seconds) for (a, _), (b, _) in pairwise(spans)]
+        job = _Job(place, recording, [None] * len(spans), hops)
         return [_Cut(job, number, *span) for number, span in enumerate(spans)]
 
     def _decode_cuts(
-        self, cuts: Sequence["_Cut"], hop: int, options: Options
+        self, cuts: Sequence["_Cut"], options: Options
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
         """Decode a batch of windows; yield the recordings that are complete with it, or broken."""
         taken, samples = [], []
@@ -246,7 +250,7 @@ class Recognizer:
         for job in {cut.job.place: cut.job for cut in taken}.values():
             pieces = [piece for piece in job.pieces if piece is not None]
             if not job.broken and len(pieces) == len(job.pieces):
-                whole = windows.join(pieces, hop, self.model.blank)
+                whole = windows.join(pieces, job.hops, self.model.blank)
                 yield job.place, self.transcript(whole, job.recording.seconds)
 
     @torch.inference_mode()
@@ -436,6 +440,7 @@ class _Job:
     place: int
     recording: Recording
     pieces: list[Decoded | None] = field(default_factory=list)
+    hops: list[int] = field(default_factory=list)  # frames from each window to the next
     broken: bool = False
 
 

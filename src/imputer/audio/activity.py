@@ -12,6 +12,8 @@ import numpy as np
 BLOCK_SECONDS = 0.02
 FLOOR_SECONDS = 10.0  # the noise floor is the quietest tenth of the blocks of this long
 ABOVE_FLOOR_DB = 9.0
+PAUSE_SECONDS = 0.3  # at least, of a pause to cut a recording in
+PAUSE_BELOW_DB = 20.0  # the speech around it, the loudest tenth of its blocks
 SILENCE_DB = -65.0  # below this level, relative to full scale, nothing is speech
 LOUD_DB = -35.0  # above it everything is: speech from the first block on is not taken for the floor
 
@@ -38,11 +40,14 @@ class Gate:
         return block_levels > threshold
 
 
-def quietest(samples: np.ndarray, sample_rate: int, *, span: float = 0.2) -> int:
-    """The sample in the middle of the quietest ``span`` seconds: where to cut."""
+def pause(samples: np.ndarray, sample_rate: int) -> float | None:
+    """Seconds to the middle of the quietest moment, if it is a pause in speech: where to cut."""
     block_levels = levels(samples, sample_rate)
-    width = max(1, round(span / BLOCK_SECONDS))
+    width = round(PAUSE_SECONDS / BLOCK_SECONDS)
     if len(block_levels) <= width:
-        return len(samples) // 2
-    energy = np.convolve(10 ** (block_levels / 10), np.ones(width), mode="valid")
-    return round((int(energy.argmin()) + width / 2) * BLOCK_SECONDS * sample_rate)
+        return None
+    energy = np.convolve(10 ** (block_levels / 10), np.ones(width) / width, mode="valid")
+    quietest = int(energy.argmin())
+    if 10 * np.log10(energy[quietest]) > np.quantile(block_levels, 0.9) - PAUSE_BELOW_DB:
+        return None
+    return (quietest + width / 2) * BLOCK_SECONDS

@@ -14,6 +14,8 @@ import numpy as np
 from imputer.decoding import Decoded
 from imputer.errors import UsageError
 
+PAUSE_MARGIN_SECONDS = 0.4  # that windows on either side of a pause go beyond its middle
+
 Value = TypeVar("Value")
 
 
@@ -39,7 +41,30 @@ def spans(seconds: float, window: int, hop: int, frame_seconds: float) -> Iterat
         start = number * hop * frame_seconds
 
 
-def join(pieces: Sequence[Decoded], hop: int, blank: int = 0) -> Decoded:
+def spans_at_pauses(
+    seconds: float,
+    window: int,
+    hop: int,
+    frame_seconds: float,
+    pause: Callable[[float, float], float | None],
+) -> Iterator[tuple[float, float]]:
+    """As ``spans``, but two windows meet in a pause where there is one: they share a little of it and nothing else.
+
+    ``pause(offset, length)`` is the middle of a pause in this part of the recording, in seconds from its start.
+    """
+    start, margin = 0, max(1, round(PAUSE_MARGIN_SECONDS / frame_seconds))
+    while seconds - start * frame_seconds > window * frame_seconds:
+        offset, following, end = start * frame_seconds, start + hop, start + window
+        found = pause(following * frame_seconds, (window - hop) * frame_seconds)
+        if found is not None:
+            middle = following + round(found / frame_seconds)
+            following, end = max(following, middle - margin), min(end, middle + margin)
+        yield offset, (end - start) * frame_seconds
+        start = following
+    yield start * frame_seconds, seconds - start * frame_seconds
+
+
+def join(pieces: Sequence[Decoded], hop: int | Sequence[int], blank: int = 0) -> Decoded:
     """One result out of those of windows ``hop`` frames apart; it took the passes of the slowest.
 
     Hypotheses are of one window each, so a recording of several has none.
@@ -60,10 +85,12 @@ def join(pieces: Sequence[Decoded], hop: int, blank: int = 0) -> Decoded:
     )
 
 
-def kept(alignments: Sequence[Sequence[int]], hop: int, blank: int = 0) -> list[slice]:
+def kept(alignments: Sequence[Sequence[int]], hop: int | Sequence[int], blank: int = 0) -> list[slice]:
     """The frames that each window contributes: from where its left neighbour hands over to where its right does."""
-    handovers = [hop + _handover(left, right, hop, blank) for left, right in pairwise(alignments)]
-    starts = [0, *(frame - hop for frame in handovers)]
+    hops = [hop] * (len(alignments) - 1) if isinstance(hop, int) else hop
+    pairs = zip(pairwise(alignments), hops, strict=True)
+    handovers = [way + _handover(left, right, way, blank) for (left, right), way in pairs]
+    starts = [0, *(frame - way for frame, way in zip(handovers, hops, strict=True))]
     return [slice(a, b) for a, b in zip(starts, [*handovers, len(alignments[-1])], strict=True)]
 
 
