@@ -259,6 +259,14 @@ def test_a_flood_is_ended_with_all_that_was_settled_and_hurts_nobody(model):
         wait_until(lambda: not service.batcher.jobs and not service.connections.busy)
 
 
+def test_streams_run_in_worker_processes_too(model):
+    samples, text = speech(8, 9)
+    with serving(model, workers=2) as (address, _), Raw(address) as raw:
+        raw.send("input_audio_buffer.append", audio=pcm(samples))
+        events = raw.until(f"{TRANSCRIPTION}.completed")
+        assert events[-1]["transcript"] == text == deltas(events)
+
+
 def test_silence_of_the_client_ends_a_session(model):
     with serving(model, realtime_idle_seconds=0.5) as (address, service):
         with Raw(address) as raw:

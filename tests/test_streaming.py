@@ -14,6 +14,7 @@ import soxr
 import tones
 from imputer import Recognizer, audio
 from imputer.audio import activity
+from imputer.commands.listen import listen
 from imputer.decoding import Decoded
 from imputer.errors import ImputerError, UsageError
 from imputer.streaming import Stream
@@ -271,6 +272,41 @@ def test_listen_writes_captions(tmp_path):
     assert printed == text
     captions = (tmp_path / "c.srt").read_text()
     assert " ".join(line for line in captions.splitlines() if line[:1].isalpha()) == text
+
+
+class Unplugged:
+    """sounddevice with a microphone that says something and is gone."""
+
+    class PortAudioError(Exception):
+        pass
+
+    def __init__(self, samples: np.ndarray):
+        self.samples = samples
+
+    def InputStream(self, samplerate, channels, dtype, device, blocksize):
+        assert (samplerate, channels, dtype) == (RATE, 1, "float32")
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read(self, count):
+        if not len(self.samples):
+            raise self.PortAudioError("Device unavailable [PaErrorCode -9985]")
+        chunk, self.samples = self.samples[:count], self.samples[count:]
+        return chunk[:, None], False
+
+
+def test_a_microphone_that_vanishes_keeps_what_was_said(tmp_path, monkeypatch, capsys):
+    samples, text = spoken(5, 15)
+    monkeypatch.setitem(sys.modules, "sounddevice", Unplugged(samples))
+    captions = tmp_path / "c.txt"
+    with pytest.raises(ImputerError, match="the microphone stopped: Device unavailable"):
+        listen(model=str(tones.save(tmp_path / "model")), output=captions)
+    assert captions.read_text().split() == text.split() == capsys.readouterr().out.split()
 
 
 def test_interrupting_keeps_what_was_settled(tmp_path):
