@@ -114,7 +114,9 @@ def test_bad_folders(folders, tmp_path):
         damaged = tmp_path / name
         shutil.copytree(folders / "onnx", damaged)
         content = (damaged / name).read_bytes()
-        (damaged / name).write_bytes(content[: len(content) // 2 - 3])
+        # The first half of a configuration may be whole by itself.
+        broken = b"[model\n" if name == "config.toml" else content[: len(content) // 2 - 3]
+        (damaged / name).write_bytes(broken)
         with pytest.raises(ValueError, match=name):
             export.load(damaged)
         (damaged / name).unlink()

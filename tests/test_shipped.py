@@ -12,7 +12,7 @@ SAMPLES = {
     "digits": "four two zero nine seven",
     "english": "she opened the window and looked out at the rain for a long time before she answered",
 }
-LARGEST = {"digits": 4e6, "english": 20e6}  # bytes
+LARGEST = {"digits": 4e6, "english": 40e6}  # bytes
 
 
 @pytest.mark.parametrize("name", list(SAMPLES))
@@ -21,7 +21,7 @@ def test_a_shipped_model_hears_its_sample(name):
     assert sum(path.stat().st_size for path in folder.iterdir()) < LARGEST[name]
     transcript = Recognizer.from_pretrained(name).transcribe(str(folder / "sample.wav"))
     assert transcript.text == SAMPLES[name]
-    assert transcript.passes == 8
+    assert transcript.passes == (9 if (folder / "lm.bin").is_file() else 8)  # a search takes one more
     times = [time for word in transcript.words for time in (word.start, word.end)]
     assert times == sorted(times) and times[-1] <= transcript.seconds
 
