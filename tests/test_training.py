@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_is_named(corpus: str, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     said = imputer(*command_for(corpus, tmp_path), str(tmp_path / "file" / "run"), check=False)
     assert said.returncode == 2
-    assert said.stderr.startswith("imputer: cannot write to the run folder")
+    assert "imputer: cannot write to the run folder" in said.stderr
 
 
 def test_a_loss_that_is_no_number_is_skipped_then_stops_the_run(tmp_path: Path) -> None:
