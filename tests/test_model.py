@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from imputer import configs, model, models
+from imputer import configs, models
 from imputer.errors import UsageError
+from imputer.frontends.attention import attention, rotary_angles, rotate
 from imputer.model import Imputer
 from imputer.vocabulary import Vocabulary
 
@@ -143,10 +144,21 @@ def test_heads_must_divide_the_width() -> None:
         Imputer(configs.Model(width=16, heads=5), FRONT_ENDS[0], 3)
 
 
+def test_attention_in_bfloat16_is_that_of_torch_but_for_rounding() -> None:
+    query, key, value = (torch.randn(2, 3, 11, 8) for _ in range(3))
+    hidden = torch.zeros(2, 1, 1, 11).masked_fill(
+        torch.arange(11) >= torch.tensor([[11], [6]])[:, None, None], -torch.inf
+    )
+    exact = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=hidden)
+    torch.testing.assert_close(attention(query, key, value, hidden), exact)
+    rough = attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), hidden.bfloat16())
+    torch.testing.assert_close(rough.float(), exact, rtol=0.05, atol=0.05)
+
+
 def test_rotation_makes_attention_relative() -> None:
     query, key = (torch.randn(1, 8).expand(20, 8) for _ in range(2))
-    rotation = model.rotary_angles(20, 8, torch.device("cpu"), torch.float32)
-    scores = model.rotate(query, rotation) @ model.rotate(key, rotation).T
+    rotation = rotary_angles(20, 8, torch.device("cpu"), torch.float32)
+    scores = rotate(query, rotation) @ rotate(key, rotation).T
     torch.testing.assert_close(scores[0, 0], query[0] @ key[0])
     for distance in range(-19, 20):
         along = torch.diagonal(scores, distance)

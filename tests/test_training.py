@@ -57,6 +57,13 @@ def test_the_imputer_learns_them_too(
     assert last_validation(tmp_path / "run")["wer_4"] == 0.0
 
 
+def test_the_imputer_learns_them_without_an_expert(corpus: str, expert: Path, tmp_path: Path) -> None:
+    """Its own alignments of each step are the roll-in; from scratch they are those of an untrained network."""
+    policy = configs.Rollin(alignments="own", block_size=4)
+    trained_on(corpus, tmp_path, policy, objective="dynamic_programming", start_from=str(expert), steps=200)
+    assert last_validation(tmp_path)["wer_4"] == 0.0
+
+
 def test_the_stored_alignments_are_those_of_the_texts(corpus: str, expert: Path, stored: Path) -> None:
     store = rollin.AlignmentStore(stored)
     _, vocabulary = models.load(expert)

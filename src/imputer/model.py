@@ -1,6 +1,5 @@
 """The paper's network (fig:imputer): convolution + alignment embedding -> self-attention -> softmax."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch.nn import functional
 
 from imputer import configs, frontends
 from imputer.errors import UsageError
-from imputer.frontends.normalisation import real_frames
+from imputer.frontends.attention import attention, hidden_padding, rotary_angles, rotate
 
 
 class Imputer(nn.Module):
@@ -44,7 +43,7 @@ class Imputer(nn.Module):
 
     def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
         """One pass: log p(a_i | a~, x) for every frame i, (batch, frame, token)."""
-        hidden = self._hidden(acoustic.shape[1], frame_lengths, acoustic.dtype)
+        hidden = hidden_padding(acoustic.shape[1], frame_lengths, acoustic.dtype)
         superimposed = acoustic + self.embedding(partial)
         context = self.contextualise(superimposed, hidden)
         return functional.log_softmax(self.output(context).float(), dim=-1)
@@ -56,19 +55,6 @@ class Imputer(nn.Module):
         for layer in self.layers:
             x = layer(x, rotation, hidden)
         return self.norm(x)
-
-    def _hidden(self, frames: int, frame_lengths: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """(batch, 1, 1, key): -inf on padding, which attention adds to its scores; None without padding.
-
-        A Bool mask says the same and exports better, but torch's CPU kernel is three times slower with it.
-        """
-        real = real_frames(frames, frame_lengths)[:, None, None, :]
-        if torch.compiler.is_exporting():
-            return real
-        if bool((frame_lengths == frames).all()):
-            return None
-        padding = ~real
-        return torch.zeros(padding.shape, dtype=dtype, device=padding.device).masked_fill(padding, -torch.inf)
 
     def forward(
         self, features: Tensor, lengths: Tensor, partial: Tensor | None = None
@@ -98,6 +84,12 @@ class Layer(nn.Module):
         self.filter_in = nn.Linear(width, settings.filter_size)
         self.filter_out = nn.Linear(settings.filter_size, width)
 
+    def pass_through(self) -> None:
+        """Start as the identity: a layer added to a trained model must not disturb it."""
+        for part in (self.attention_output, self.filter_out):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
         """(batch, frame, width) -> the same."""
         attended = self.attend(self.attention_norm(x), rotation, hidden)
@@ -109,33 +101,15 @@ class Layer(nn.Module):
         """Multi-head self-attention with rotary positions."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         query, key, value = qkv.unbind(2)  # (batch, head, frame, size)
-        mixed = functional.scaled_dot_product_attention(
-            rotate(query, rotation), rotate(key, rotation), value, attn_mask=hidden
-        )
+        mixed = attention(rotate(query, rotation), rotate(key, rotation), value, hidden)
         return self.attention_output(mixed.transpose(1, 2).flatten(2))
-
-
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions: rotate each pair (x[i], x[i + size/2]) by the angle of its frame, (..., frame, size).
-
-    Attention then depends on relative positions only.
-    """
-    cosine, sine = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-def rotary_angles(frames: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position * frequency, each (frame, size / 2)."""
-    frequency = torch.exp(torch.arange(size // 2, device=device) * (-math.log(10_000.0) / (size // 2)))
-    angle = torch.arange(frames, device=device)[:, None] * frequency
-    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
 

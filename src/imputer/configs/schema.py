@@ -53,7 +53,8 @@ class FrontEnd:
     """From sound to acoustic frames. Which keys matter depends on ``name``."""
 
     name: str = key(
-        "filterbank_convolution", "filterbank_convolution, frames, letters, moonshine or huggingface"
+        "filterbank_convolution",
+        "filterbank_convolution, frames, letters, moonshine, trainable_moonshine or huggingface",
     )
     channels: Count = key(32, "filterbank_convolution: channels of both convolutions")
     stack: Count = key(1, "pretrained encoders: encoder frames in one acoustic frame")
@@ -169,7 +170,10 @@ NO_AUGMENTATION = Augmentation()
 class Rollin:
     """The roll-in policy q x r that draws (a, a~) for an utterance."""
 
-    alignments: str = key("", "file written by `imputer align --store`")
+    alignments: str = key(
+        "",
+        "file written by `imputer align --store`; own = the model's best alignment at every step, without an expert",
+    )
     masking: str = key(
         "block", "block, bernoulli, uniform or block_printed: which frames of the alignment are shown"
     )
@@ -189,6 +193,10 @@ class Training:
     steps: Count = key(10_000, "steps of the optimiser")
     batches_per_step: Count = key(1, "over all processes together: more ranks, fewer each, same result")
     learning_rate: Positive = key(1e-3, "peak learning rate")
+    pretrained_rate: Share = key(
+        1.0,
+        "share of the learning rate for the weights of a pretrained encoder that is trained with the model",
+    )
     warmup_steps: CountOrNone = key(500, "steps in which the learning rate rises to its peak")
     optimizer: str = key("adamw", "adamw")
     schedule: str = key("cosine", "cosine, inverse_sqrt or constant: the learning rate after its peak")
@@ -198,7 +206,9 @@ class Training:
     weight_decay: PositiveOrNone = key(0.01, "of AdamW, on matrices only")
     clip: Positive = key(1.0, "largest norm of the gradient; a large number clips nothing")
     average: ShareBelowOne = key(0.0, "decay of the exponential average of the weights; 0 = none")
-    start_from: str = key("", "model whose weights to start from: a folder or a shipped name")
+    start_from: str = key(
+        "", "model whose weights to start from: a folder or a shipped name; it may have fewer layers"
+    )
     stay_near: PositiveOrNone = key(
         0.0, "L2 penalty on the distance from the weights of start_from, against forgetting; 0 = none"
     )

@@ -10,6 +10,9 @@ the worker processes of training, once per recording when decoding); ``forward``
     reader(data, augmentation, utterances)        how training gets an utterance's features: (utterance,
                                                   generator) -> (frame, feature), from a cache or made on demand
     augments_sound                                whether that reader can alter the sound itself
+    needs_statistics                              whether training fits ``normalisation`` to the features; False if not
+                                                  given
+    start_pretrained()                            if given: called before training, to take over trained weights
     reads_files                                   whether it reads the utterance's audio_filepath; True if not given
     forward(features, lengths) -> (acoustic, frame_lengths)
 
@@ -28,6 +31,7 @@ FRONT_ENDS = {
     "frames": "imputer.frontends.frames:Frames",
     "letters": "imputer.frontends.letters:Letters",
     "moonshine": "imputer.frontends.moonshine:moonshine",
+    "trainable_moonshine": "imputer.frontends.trainable_moonshine:TrainableMoonshine",
     "huggingface": "imputer.frontends.huggingface:huggingface",
 }
 

@@ -18,6 +18,7 @@ class FilterbankConvolution(nn.Module):
     """Two convolutions of 11 frames x 3 bins, stride 2 x 1 each: 100 filter banks a second become 25 frames."""
 
     augments_sound = True
+    needs_statistics = True
     sample_rate = 16_000
     feature_size = MEL_BINS * DELTA_ORDERS
     frame_seconds = 0.04

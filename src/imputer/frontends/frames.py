@@ -43,6 +43,7 @@ class Frames(nn.Module):
     """Normalise, stack neighbours to lower the rate, project to the model's width."""
 
     augments_sound = False
+    needs_statistics = True
 
     def __init__(self, settings: configs.FrontEnd, width: int, encoder: Encoder | None = None) -> None:
         super().__init__()

@@ -111,13 +111,18 @@ class MoonshineEncoder:
         return self.__dict__ | {"_session": None, "_process": 0}
 
 
-def open_session(path: Path, threads: int) -> Any:
+def open_session(path: Path, threads: int, save_as: Path | None = None) -> Any:
+    """An onnxruntime session; ``save_as`` writes its graph as ONNX, without optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # errors come as exceptions
+    if save_as is not None:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = str(save_as)
+        options.add_session_config_entry("session.save_model_format", "ONNX")
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of its own

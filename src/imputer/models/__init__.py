@@ -241,8 +241,13 @@ def store_confidence(folder: Path | str, points: Sequence[tuple[float, float]]) 
 
 def load_weights(model: nn.Module, path: Path | str) -> None:
     """Copy the tensors of a safetensors file into ``model``; names and shapes must agree exactly."""
-    refuse_other_shapes(model, read_shapes(path), path)
-    weights = read_weights(path)
+    read_shapes(path)
+    copy_weights(model, read_weights(path), path)
+
+
+def copy_weights(model: nn.Module, weights: dict[str, Tensor], path: Path | str) -> None:
+    """Copy tensors, read from ``path``, into ``model``; names and shapes must agree exactly."""
+    refuse_other_shapes(model, {name: tuple(tensor.shape) for name, tensor in weights.items()}, path)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             tensor.copy_(weights[name])

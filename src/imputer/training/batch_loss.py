@@ -35,7 +35,8 @@ class BatchLoss(nn.Module):
             drawn, committed = None, None
             partial = model.all_masked(acoustic)
         else:
-            drawn, committed, fits = self.roll_in(batch, frame_lengths, step)
+            expert = self.expert or self.own_alignments(batch, acoustic.detach(), frame_lengths, usable)
+            drawn, committed, fits = self.roll_in(expert, batch, frame_lengths, step)
             usable = usable & torch.tensor(fits, device=usable.device)
             partial = torch.where(committed, drawn, model.mask)
         with autocast:
@@ -53,12 +54,34 @@ class BatchLoss(nn.Module):
         )
         return -likelihood.sum(), [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
 
-    def roll_in(self, batch: Batch, frame_lengths: Tensor, step: int) -> tuple[Tensor, Tensor, list[bool]]:
+    @torch.no_grad()
+    def own_alignments(
+        self, batch: Batch, acoustic: Tensor, frame_lengths: Tensor, usable: Tensor
+    ) -> Callable[[str], list[int]]:
+        """By id, the best alignment of every utterance under the model as it is, with all frames masked.
+
+        # DEPARTURE own-roll-in: the paper aligns with a CTC expert or a stale copy; this is a copy of no age.
+        """
+        model = self.model
+        found: dict[str, list[int]] = {}
+        with torch.autocast(acoustic.device.type, torch.bfloat16, enabled=self.settings.training.bf16):
+            log_probs = model.impute(acoustic, frame_lengths, model.all_masked(acoustic))
+        best, _ = alignments.best_alignment(
+            log_probs, batch.targets, frame_lengths, batch.target_lengths, merge_repeats=model.merge_repeats
+        )
+        for name, path, frames, fits in zip(
+            batch.ids, best.tolist(), frame_lengths.tolist(), usable.tolist(), strict=True
+        ):
+            found[name] = path[:frames] if fits else [0] * frames
+        return found.__getitem__
+
+    def roll_in(
+        self, expert: Callable[[str], list[int]], batch: Batch, frame_lengths: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, list[bool]]:
         """(a, a~) for every utterance of the batch."""
-        assert self.expert is not None
         policy = self.settings.rollin
         drawn, committed, usable = rollin.draw(
-            self.expert,
+            expert,
             batch.ids,
             frame_lengths.tolist(),
             masking_policy=policy.masking,

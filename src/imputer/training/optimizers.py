@@ -9,14 +9,22 @@ from torch import Tensor, nn
 
 from imputer import configs
 
+PRETRAINED = "front_end.encoder."  # weights of an encoder that is trained with the model
+
 
 def adamw(model: nn.Module, settings: configs.Training) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only."""
-    learnt = [p for p in model.parameters() if p.requires_grad]
+    """AdamW; weight decay on matrices only, a share of the learning rate for a pretrained encoder."""
+    learnt = [(name.startswith(PRETRAINED), p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in learnt if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in learnt if p.dim() <= 1], "weight_decay": 0.0},
+        {
+            "params": [p for pretrained, p in learnt if pretrained == inside and (p.dim() > 1) == matrices],
+            "weight_decay": settings.weight_decay if matrices else 0.0,
+            "share": settings.pretrained_rate if inside else 1.0,
+        }
+        for inside in (False, True)
+        for matrices in (True, False)
     ]
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
 
 

@@ -28,7 +28,7 @@ from imputer.training.data_checks import (
     refuse_unusable,
     survey,
 )
-from imputer.training.optimizers import OPTIMIZERS, SCHEDULES
+from imputer.training.optimizers import OPTIMIZERS, PRETRAINED, SCHEDULES
 from imputer.training.run import Run
 from imputer.training.run_folder import (
     CHECKPOINTS,
@@ -42,6 +42,7 @@ from imputer.training.stale_copy import stale_path
 from imputer.training.stream import Stream
 from imputer.vocabulary import Vocabulary
 
+OWN = "own"  # rollin.alignments: no expert
 LEAST_HOURS = 1.0  # of speech, to train from scratch
 
 
@@ -62,14 +63,16 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
     check_augmentation(settings, model.front_end)
     excluded = usable_data(settings, model.front_end, vocabulary, utterances, valid, here)
     plain_extract = model.front_end.reader(settings.data, NO_AUGMENTATION, utterances)
+    if hasattr(model.front_end, "start_pretrained") and not resumed:
+        model.front_end.start_pretrained()
     if settings.training.start_from and not resumed:
         start_from(settings.training.start_from, model, vocabulary)
-    elif not resumed and hasattr(model.front_end, "normalisation"):
+    elif not resumed and getattr(model.front_end, "needs_statistics", False):
         statistics = feature_statistics(utterances, plain_extract, seed=settings.training.seed)
         model.front_end.normalisation.fit(*statistics)
     model.to(here.device)
     expert = None
-    if settings.training.objective != "ctc":
+    if settings.training.objective != "ctc" and settings.rollin.alignments != OWN:
         expert = expert_for(settings, model, vocabulary)
         excluded |= refuse_other_alignments(
             expert,
@@ -208,7 +211,7 @@ def check(settings: configs.Config, here: Ranks) -> None:
     if training.objective != "ctc" and not settings.rollin.alignments:
         raise UsageError(
             f"training.objective = {training.objective} needs rollin.alignments: train a CTC expert first, then "
-            "`imputer align --manifest M --model EXPERT --store F`"
+            f"`imputer align --manifest M --model EXPERT --store F`, or set it to {OWN}"
         )
     if training.stay_near and not training.start_from:
         raise UsageError("training.stay_near needs training.start_from: the weights to stay near")
@@ -289,7 +292,16 @@ def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
             f"training.start_from = {name} has another tokenizer (fingerprint {found.fingerprint}) than this run "
             f"({vocabulary.fingerprint}); set vocabulary.tokenizer to {folder / models.TOKENIZER}"
         )
-    models.load_weights(model, folder / models.WEIGHTS)
+    weights = models.read_weights(folder / models.WEIGHTS)
+    first_new = models.read_settings(folder)[0].layers
+    for layer in model.layers[first_new:]:
+        layer.pass_through()
+    new = tuple(f"layers.{number}." for number in range(first_new, model.settings.layers))
+    if models.read_settings(folder)[1].name != model.front_end_settings.name:
+        new += (PRETRAINED,)  # over the frames of the same encoder, frozen
+    models.copy_weights(
+        model, {n: t for n, t in model.state_dict().items() if n.startswith(new)} | weights, folder
+    )
 
 
 def feature_statistics(

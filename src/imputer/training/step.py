@@ -24,7 +24,7 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
     tokens = here.total([sum(float(batch.target_lengths.sum()) for batch in loaded)])[0]
     rate = learning_rate(training, now.step)
     for group in run.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["share"]
     run.trained.train()
     loss_sum, too_long = 0.0, list[str]()
     for j, batch in enumerate(loaded):
