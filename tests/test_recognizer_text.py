@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -211,6 +212,32 @@ def test_lm_build_writes_what_the_model_takes(run, plain, speech, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     code, _, err = run("lm", "build", tmp_path / "empty.txt", "--model", target, "-o", tmp_path / "x")
     assert code == 1 and "holds no words" in err and err.count("\n") == 1
+
+
+def test_lm_tune_stores_settings_that_err_least(run, lm, speech, tmp_path):
+    """A language model that counts a hundred times too much writes nothing right; tuning undoes that."""
+    target = tones.save(tmp_path / "own")
+    lm.save(target / models.LANGUAGE_MODEL)
+    before = replace(models.language_model_settings(target), lm_weight=1.6, token_bonus=-8.0, threshold=2.0)
+    models.store_language_model_settings(target, before)
+    soundfile.write(tmp_path / "a.wav", speech, tones.RATE)
+    manifest.write(
+        tmp_path / "t.jsonl", [Utterance("a", str(tmp_path / "a.wav"), len(speech) / tones.RATE, TEXT)]
+    )
+    assert Recognizer.from_pretrained(target).transcribe(speech).text != TEXT
+    code, out, _ = run("lm", "tune", tmp_path / "t.jsonl", "--model", target)
+    assert code == 0 and "best on 1 utterance" in out and "0.00 % WER; stored in" in out
+    assert models.language_model_settings(target) != before
+    assert Recognizer.from_pretrained(target).transcribe(speech).text == TEXT
+
+
+def test_lm_tune_without_a_language_model_or_speech(run, plain, tmp_path):
+    code, _, err = run("lm", "tune", "--model", plain)
+    assert code == 2 and "no manifest" in err
+    code, _, err = run("lm", "tune", tmp_path / "none.jsonl", "--model", plain)
+    assert code == 2 and "has no language model: build one" in err
+    code, _, err = run("lm", "build", tmp_path / "text.txt", "--model", plain)
+    assert code == 2 and "lm build needs --output" in err
 
 
 def test_the_server_takes_keywords_prompts_and_no_language_model(folder):

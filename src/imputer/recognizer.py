@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import decoding, languagemodel, models, transcripts
+from imputer import configs, decoding, languagemodel, models, transcripts
 from imputer.audio import activity, windows
 from imputer.data.recordings import Audio, Recording, Waveform, check_rate, mono, open_recording
 from imputer.decoding import Decoded, Network, Options
@@ -311,7 +311,7 @@ class Recognizer:
             return None
         found = self._searches.get(options)
         if found is None:
-            settings = models.language_model_settings(self.folder)
+            settings = self.language_model_settings
             lm = self.language_model(options.lm)
             if lm is None and not options.hotwords and options.n_best == 1:
                 return None
@@ -329,6 +329,11 @@ class Recognizer:
                 self._searches.pop(next(iter(self._searches)))
             self._searches[options] = found
         return found
+
+    @property
+    def language_model_settings(self) -> configs.LanguageModel:
+        """How this model decodes with language models and hotwords."""
+        return models.language_model_settings(self.folder)
 
     def knows_of_text(self, options: Options) -> str:
         """A short name for tables of what these options know of the text: "lm", "hotwords", both or neither."""

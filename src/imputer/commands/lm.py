@@ -16,29 +16,36 @@ HELD_OUT_EVERY, HELD_OUT_MOST = 100, 4000  # texts that are kept apart to measur
 
 
 def lm(
-    action: Literal["build"],
+    action: Literal["build", "tune"],
     /,
     *files: Path,
     model: str = "english",
     order: int = 6,
     max_mb: float = 15.0,
     text: Literal["spoken", "plain", "lower", "keep"] = "spoken",
-    output: Annotated[Path, Parameter(alias="-o")],
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    lm: str = "default",
+    limit: int = 300,
 ) -> None:
-    """Build a language model: count and smooth the n-grams of text files, and print the perplexity of lines held out.
+    """Build a language model from text, or tune how much it counts on held-out speech.
 
     - imputer lm build books.txt.xz --model english -o books.bin
     - imputer lm build lectures/*.txt --model runs/mine/model -o runs/mine/model
+    - imputer lm tune valid.jsonl --model runs/mine/model
 
-    Modified Kneser-Ney over the pieces of a model, pruned until it fits. 20 million words take about two minutes
-    and 4 GB of memory.
+    build counts and smooths the n-grams of text files and prints the perplexity of lines held out: modified Kneser-Ney
+    over the pieces of a model, pruned until it fits. 20 million words take about two minutes and 4 GB of memory.
+
+    tune tries weights and thresholds of the search and stores those with the fewest word errors in the model folder.
+    Its speech should be neither in the training set nor in the test set.
 
     Parameters
     ----------
     action
-        What to do: build.
+        What to do: build or tune.
     files
-        Text, one sentence per line: plain, .xz, .gz or .bz2. Lines that the model cannot spell are skipped.
+        build: text, one sentence per line: plain, .xz, .gz or .bz2. Lines that the model cannot spell are skipped.
+        tune: manifests.
     model
         The model whose pieces are counted: a folder, or the name of a shipped model.
     order
@@ -51,13 +58,28 @@ def lm(
     output
         The file to write; in a folder, lm.bin, where a model folder has its language model. A name that ends in
         .arpa is written as ARPA.
+    lm
+        tune: the language model, a file or the name of a model that has one; by default the model's own.
+    limit
+        tune: at most this many utterances, spread over all.
     """
+    if not files:
+        raise UsageError(
+            "no text: name at least one file" if action == "build" else "no manifest: name at least one"
+        )
+    if action == "tune":
+        _tune(files, model, lm, limit)
+        return
+    if output is None:
+        raise UsageError("lm build needs --output: the file to write, or a model folder")
+    _build(files, model, order, max_mb, text, output)
+
+
+def _build(files: tuple[Path, ...], model: str, order: int, max_mb: float, text: str, output: Path) -> None:
     from imputer import languagemodel, models
     from imputer.support import atomic_files
     from imputer.vocabulary import Vocabulary
 
-    if not files:
-        raise UsageError("no text: name at least one file")
     if not max_mb > 0:
         raise UsageError(f"--max-mb is a size above 0, got {max_mb:g}")
     folder = models.model_folder(model)
@@ -79,6 +101,41 @@ def lm(
     grams = ", ".join(f"{n:,}" for n in built.ngrams)
     print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, order {built.order}, n-grams: {grams}")
     print(_perplexity(built, held_out, vocabulary))
+
+
+def _tune(files: tuple[Path, ...], model: str, lm: str, limit: int) -> None:
+    from imputer import models
+    from imputer.configs import LanguageModel as Settings
+    from imputer.data.manifest import open_utterances
+    from imputer.evaluation import spread, tuning
+    from imputer.evaluation.scoring import Errors
+    from imputer.recognizer import Recognizer
+
+    if limit < 1:
+        raise UsageError(f"--limit must be at least 1, got {limit}")
+    folder = models.model_folder(model)
+    recognizer = Recognizer.from_pretrained(folder)
+    found = recognizer.language_model(lm)
+    if found is None:
+        raise UsageError(
+            f"{folder} has no language model: build one with imputer lm build, or name one with --lm"
+        )
+    utterances = spread(list(open_utterances([str(path) for path in files], "manifest", strict=True)), limit)
+
+    def told(settings: Settings, errors: Errors) -> None:
+        print(f"{_described(settings)}: {100 * errors.rate:.2f} % WER", flush=True)
+
+    best, errors = tuning.tune(recognizer, found, utterances, told)
+    models.store_language_model_settings(folder, best)
+    print(
+        f"best on {count(len(utterances), 'utterance')}, {errors.length:,} words: {_described(best)}; "
+        f"{100 * errors.rate:.2f} % WER; stored in {folder / models.CONFIG}"
+    )
+
+
+def _described(settings: object) -> str:
+    keys = ("lm_weight", "token_bonus", "threshold")
+    return ", ".join(f"{key} {getattr(settings, key):g}" for key in keys)
 
 
 def _read(files: tuple[Path, ...], form: str) -> Iterator[str]:

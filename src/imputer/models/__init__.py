@@ -232,9 +232,18 @@ def refuse_other_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], pa
 
 def store_confidence(folder: Path | str, points: Sequence[tuple[float, float]]) -> None:
     """Write the map from raw to calibrated word confidence into the configuration of a model folder."""
+    _store(folder, "model", {"confidence": [list(point) for point in points]})
+
+
+def store_language_model_settings(folder: Path | str, settings: configs.LanguageModel) -> None:
+    """Write how to decode with a language model into the configuration of a model folder."""
+    _store(folder, "language_model", dict(vars(settings)))
+
+
+def _store(folder: Path | str, section: str, values: dict[str, Any]) -> None:
     path = Path(folder) / CONFIG
     mapping = configs.read_toml(path)
-    mapping.setdefault("model", {})["confidence"] = [list(point) for point in points]
+    mapping.setdefault(section, {}).update(values)
     with atomic_files.replacing(path) as temporary:
         temporary.write_text(configs.to_toml(mapping))
 

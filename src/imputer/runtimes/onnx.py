@@ -165,6 +165,9 @@ def _attention(query: Any, key: Any, value: Any, visible: Any, *_rest: Any, **_o
 def _example(network: Imputer, part: str, lengths: list[int]) -> tuple[Tensor, ...]:
     """Random inputs of a part, padded to the longest."""
     generator = torch.Generator().manual_seed(0)
+    if part == "encode":
+        shortest = network.front_end.feature_frames(0.0)
+        lengths = [max(length, shortest) for length in lengths]
     shape, counts = (len(lengths), max(lengths)), torch.tensor(lengths)
     if part == "encode":
         return torch.randn(*shape, network.front_end.feature_size, generator=generator), counts
