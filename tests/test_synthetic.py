@@ -15,7 +15,9 @@ from imputer import audio
 from imputer.audio import alteration
 from imputer.corpora import engines
 from imputer.corpora.common import Dropped, Found, Options
+from imputer.corpora.validation import write_manifests
 from imputer.data import text as text_forms
+from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
 
 # By its full name: in the package the same name is the corpus, a function.
@@ -340,3 +342,13 @@ def test_it_is_a_corpus_like_the_others(tmp_path, text):
     assert first.utterance.id == "mine-000000"
     note = json.loads((tmp_path / "mine-audio" / "made-from.json").read_text())
     assert note["seed"] == 1
+
+
+def test_progress_counts_speech_and_not_what_was_dropped(tmp_path):
+    """Half of a large text dropped looked like half of the speech made."""
+    path = tmp_path / "a.wav"
+    audio.write(path, np.zeros(16_000, np.float32), 16_000)
+    found = [Dropped("a reason", "an item"), Found(Utterance("a", str(path), 1.0, "abc"))]
+    told: list[Utterance] = []
+    write_manifests(found, tmp_path / "m.jsonl", advance=told.append)
+    assert [one.id for one in told] == ["a"]

@@ -144,7 +144,9 @@ def prepare(
     found = CORPORA[corpus](source, options)
     # Its first item comes after any download, which has a bar of its own.
     first = list(islice(found, 1))
-    with bar(f"Preparing {corpus}", unit="utterances") as advance:
+    timed = corpus == "synthetic"  # so many hours are asked for
+    shown = (60 * hours, "minutes of speech") if timed else (None, "utterances")
+    with bar(f"Preparing {corpus}", shown[0], unit=shown[1]) as advance:
         report = write_manifests(
             chain(first, found),
             output,
@@ -152,7 +154,7 @@ def prepare(
             strict=strict,
             count=count,
             frame_seconds=frame_seconds,
-            advance=advance,
+            advance=lambda utterance: advance(utterance.duration / 60 if timed else 1),
         )
     if valid is not None:
         if list(report.manifests) != [output]:

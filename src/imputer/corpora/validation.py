@@ -69,7 +69,7 @@ def write_manifests(
     strict: bool = False,
     count: Callable[[str], int] = len,
     frame_seconds: float = FRAME_SECONDS,
-    advance: Callable[..., None] = lambda *_, **__: None,
+    advance: Callable[[manifest.Utterance], None] = lambda _: None,
 ) -> Report:
     """Check what was found and write a manifest for each split, all of them or none.
 
@@ -82,7 +82,6 @@ def write_manifests(
             if isinstance(item, Found) and splits and item.split not in splits:
                 left_out.add(item.split)
                 continue
-            advance()
             if isinstance(item, Dropped):
                 if strict:
                     raise ImputerError(f"{item.reason}: {item.item}")
@@ -96,6 +95,7 @@ def write_manifests(
             files[path].write(manifest.line(item.utterance, os.path.abspath(path.parent)) + "\n")
             report.manifests[path].add(item.utterance)
             report.splits.add(item.split)
+            advance(item.utterance)
         missing = set(splits) - report.splits
         if left_out and missing:
             there = ", ".join(sorted(filter(None, left_out | report.splits))) or "no parts in it"
