@@ -421,5 +421,4 @@ def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], co
             for first, second, comparison in comparisons
         ],
     }
-    with atomic_files.replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    atomic_files.write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

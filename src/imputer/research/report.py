@@ -233,8 +233,7 @@ def write(folder: Path, redrawn: Sequence[str] | None = None) -> Path:
     if set(SUMMARY_PANELS) & set(names):
         draw_summary(every, docs / "summary.svg")
     for path, text in texts(folder).items():
-        with atomic_files.replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        atomic_files.write_text(path, text)
     return folder.parent / "RESULTS.md"
 
 

@@ -105,8 +105,7 @@ def completed(name: str, content: Mapping[str, Any], pairs: Pairs = ()) -> Resul
 def write(folder: Path, result: Result) -> Path:
     """results/NAME.json, whole or not at all."""
     path = folder / f"{result.name}.json"
-    with atomic_files.replacing(path) as temporary:
-        temporary.write_text(json.dumps(result.content, separators=(",", ":")) + "\n", encoding="utf-8")
+    atomic_files.write_text(path, json.dumps(result.content, separators=(",", ":")) + "\n")
     return path
 
 
