@@ -1,6 +1,5 @@
 """The data sets of the experiments, by name; missing manifests are made from what the data folder holds."""
 
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -9,6 +8,7 @@ from pathlib import Path
 from imputer import configs
 from imputer.corpora import CORPORA, Dropped, Options, tones
 from imputer.corpora.cmudict import NAME as DICTIONARY
+from imputer.corpora.download import unpack
 from imputer.corpora.librispeech import SUBSETS
 from imputer.corpora.validation import write_manifests
 from imputer.data import manifest
@@ -289,12 +289,5 @@ def unpacked(data: Path, name: str, what: str) -> Path:
         return folder
     if not archive.is_file():
         raise UsageError(f"neither {folder}/ nor {archive} is there; expected {what}")
-    beside = data / f".{name}.part"
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(beside, filter="data")
-        (beside / name).rename(folder)
-        beside.rmdir()
-    except (OSError, tarfile.TarError) as error:
-        raise UsageError(f"cannot unpack {archive}: {error}") from error
+    unpack(archive, data, name)
     return folder
