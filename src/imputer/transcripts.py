@@ -65,12 +65,10 @@ class Transcript:
     passes: int  # of the network, until the alignment was complete
     seconds: float  # of audio
     frame_seconds: float = 0.0  # from one frame of the alignment to the next
-    trace: list[list[str]] | None = (
-        None  # after each pass, one symbol per frame: a piece, "_" blank, "∅" mask
-    )
-    alternatives: list[Alternative] = field(
-        default_factory=list
-    )  # with n_best, best first, this one included
+    # After each pass, one symbol per frame: a piece, "_" blank, "∅" mask.
+    trace: list[list[str]] | None = None
+    # With n_best, best first, this one included.
+    alternatives: list[Alternative] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; without ``trace`` and ``alternatives`` unless there are any."""
@@ -315,7 +313,7 @@ def _tier(number: int, title: str, spans: list[tuple[float, float, str]], until:
 
 
 def _earlier(time: float, delay: float) -> float:
-    """``time`` less ``delay``; near 0 by less, so that tokens keep their order."""
+    """``time`` - ``delay``; near 0 a smaller shift, so that tokens keep their order."""
     return max(time - delay, time / 2)
 
 

@@ -84,7 +84,7 @@ def _set(
 
 
 def _spellings(place: str) -> list[str]:
-    """A path as the index gives it, and as it is called where somebody has converted the audio."""
+    """A path as the index gives it, and its names after a conversion of the audio."""
     return [place.removesuffix(".wv1") + ending for ending in ENDINGS]
 
 
@@ -144,7 +144,7 @@ def _transcripts(files: dict[str, Path]) -> dict[str, str]:
 
 
 def normalise_transcript(text: str) -> str:
-    """What Kaldi's recipe makes of a .dot transcript, without its noise word, which nobody says.
+    """What Kaldi's recipe makes of a .dot transcript, without its noise word, which is not spoken.
 
     Backslashes go; noises in brackets, truncation ``~`` and pauses ``.`` go; ``<word>`` is said and stays.
     """

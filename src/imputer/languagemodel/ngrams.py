@@ -23,7 +23,7 @@ TEXTS_AT_ONCE = 10_000
 class LanguageModel:
     """An n-gram model over the pieces of a vocabulary. Get one with ``build``, ``load`` or ``read_arpa``.
 
-    A text has a start, <s>, that every n-gram model knows, and an end, </s>, that only ``score(end=True)`` asks for.
+    A text has a start, <s>, and an end, </s>, which only ``score(end=True)`` scores.
     """
 
     def __init__(self, found: trie.Trie, fingerprint: str) -> None:
