@@ -16,9 +16,10 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 WORD_MARK = "▁"  # SentencePiece's sign for the start of a word
 BLANK, MASK = "_", "∅"  # how a trace shows them, as the paper does
@@ -138,12 +139,8 @@ def calibrated(confidence: float, points: Sequence[tuple[float, float]]) -> floa
     """The value at ``confidence`` of the piecewise linear map through ``points``; without points, itself."""
     if not points:
         return confidence
-    if confidence <= points[0][0]:
-        return points[0][1]
-    for (low, at_low), (high, at_high) in pairwise(points):
-        if confidence <= high:
-            return at_low + (at_high - at_low) * (confidence - low) / (high - low)
-    return points[-1][1]
+    raw, shares = zip(*points, strict=True)
+    return float(np.interp(confidence, raw, shares))
 
 
 def symbols(partial: Sequence[int], vocabulary: Pieces, blank: int = 0, mask: int | None = None) -> list[str]:
