@@ -74,7 +74,7 @@ def test_every_experiment_writes_its_figures_and_its_page(place: Path, name: str
     page = (place / "docs" / "results" / f"{name}.md").read_text()
     assert module.TITLE in page and module.QUESTION in page and "## Provenance" in page
     assert (place / "docs" / "results" / f"{name}.svg").is_file() == hasattr(module, "draw")
-    for claim in report.claims_of(found):
+    for claim in report.claims_about(found):
         assert claim.claim in page and claim.verdict in (claims.HOLDS, claims.FAILS, claims.OPEN)
     for row in found.rows.values():
         assert row["passes"] <= max(2 + row["way"]["block_size"], 1)
