@@ -54,7 +54,7 @@ def test_the_same_picture_is_the_same_file(tmp_path):
 
 def test_every_colour_has_a_counterpart_on_dark_pages(tmp_path):
     lines = {f"line {n}": [(1, n), (2, n + 1)] for n in range(len(drawings.COLOURS))}
-    plots.save(tmp_path / "lines.svg", [plots.Panel("x", "y", lines)])
+    plots.save(tmp_path / "lines.svg", [drawings.Panel("x", "y", lines)])
     path = drawings.decoding_path(traced([0, 1], [[MASK, 1], [0, 1]]), block_size=2)
     drawings.save(path, tmp_path / "path.svg")
     for file in tmp_path.glob("*.svg"):

@@ -202,8 +202,3 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         rollin.AlignmentStore(tmp_path / "x")
     with pytest.raises(UsageError, match="cannot read alignments"):
         rollin.AlignmentStore(tmp_path / "absent")
-
-
-def test_alignments_of_another_text_are_refused() -> None:
-    with pytest.raises(UsageError, match="utt7 is not one of its text"):
-        rollin.check_collapses([0, 1, 2], [1, 3], "utt7", merge_repeats=False)

@@ -211,7 +211,8 @@ def text(tmp_path):
 
 
 def made(text, folder, *, seed=3, hours=30 / 3600, workers=1):
-    items = list(synthetic.speech(text, folder, hours=hours, seed=seed, workers=workers))
+    options = Options(audio_folder=folder, hours=hours, seed=seed, workers=workers)
+    items = list(synthetic.synthetic(text, options))
     return [i.utterance for i in items if isinstance(i, Found)], [i for i in items if isinstance(i, Dropped)]
 
 
@@ -254,7 +255,7 @@ def test_the_same_seed_gives_the_same_speech_with_any_number_of_workers(tmp_path
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path, text, monkeypatch):
     whole, _ = made(text, tmp_path / "whole" / "part-audio")
     folder = tmp_path / "stopped" / "part-audio"
-    stopped = synthetic.speech(text, folder, hours=1, seed=3)
+    stopped = synthetic.synthetic(text, Options(audio_folder=folder, hours=1, seed=3))
     list(islice(stopped, 3))  # one drop, two utterances
     stopped.close()
     asked = []
@@ -318,8 +319,9 @@ def test_frames_are_cached_as_speech_is_made(tmp_path, text, workers):
     from imputer.data.frames_cache import FramesCache
 
     def run(hours):
-        options = {"hours": hours, "seed": 3, "workers": workers, "frames_cache": str(tmp_path / "frames")}
-        found = synthetic.speech(text, tmp_path / "part-audio", **options)
+        folder, cache = tmp_path / "part-audio", str(tmp_path / "frames")
+        options = Options(audio_folder=folder, hours=hours, seed=3, workers=workers, frames_cache=cache)
+        found = synthetic.synthetic(text, options)
         return [item.utterance for item in found if isinstance(item, Found)]
 
     run(0.001)

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from imputer import lattice, masking
-from imputer.alignments import collapse
 from imputer.errors import UsageError
-from imputer.support import atomic_files
+from imputer.support import atomic_files, mapped_tensors
 
 BLANK = 0
 
@@ -250,27 +249,24 @@ class AlignmentStore:
     """Alignments by utterance id, read from a memory-mapped safetensors file."""
 
     def __init__(self, path: Path | str) -> None:
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(str(path), framework="np") as file:
-                metadata = file.metadata() or {}
-                header = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-                if metadata.get("kind") != "imputer-alignments" or "tokens" not in header:
-                    raise UsageError(f"{path} is not an alignment file; `imputer align --store` writes one")
-                self._offsets = file.get_tensor("offsets")
-                # (utterance, 2): text and sound of what was aligned; None in files of older versions.
-                self._fingerprints = file.get_tensor("fingerprints") if "fingerprints" in header else None
-                names = file.get_tensor("names").tobytes().decode().split("\n")
+            metadata, tensors = mapped_tensors.read(path)
+            if metadata.get("kind") != "imputer-alignments":
+                raise UsageError(f"{path} is not an alignment file; `imputer align --store` writes one")
+            self._tokens, self._offsets = tensors["tokens"], tensors["offsets"]
+            names = tensors["names"].tobytes().decode().split("\n")
+        except UsageError:
+            raise
         except OSError as error:
             raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
-        except SafetensorError as error:
+        except (ValueError, KeyError) as error:
             raise UsageError(f"{path} is damaged or not an alignment file: {error}") from error
+        # (utterance, 2): text and sound of what was aligned; None in files of older versions.
+        self._fingerprints = tensors.get("fingerprints")
         self.path = Path(path)
         self.provenance = Provenance(**json.loads(metadata["provenance"]))
         self.names = [name for name in names if name]
         self._index = {name: i for i, name in enumerate(self.names)}
-        self._tokens = _memory_mapped(self.path, "tokens")
 
     def __len__(self) -> int:
         return len(self._index)
@@ -329,27 +325,3 @@ def write_alignments(
     metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
     with atomic_files.replacing(path) as temporary:
         save_file(arrays, temporary, metadata=metadata)
-
-
-def _memory_mapped(path: Path, name: str) -> np.ndarray:
-    """One tensor of a safetensors file, memory-mapped."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        entry = json.loads(file.read(size))[name]
-    kinds = {"U16": np.uint16, "I64": np.int64, "U8": np.uint8}
-    start, end = entry["data_offsets"]
-    if start == end:
-        return np.zeros(entry["shape"], kinds[entry["dtype"]])
-    return np.memmap(path, kinds[entry["dtype"]], "r", 8 + size + start, tuple(entry["shape"]))
-
-
-def check_collapses(
-    alignment: Sequence[int], target: Sequence[int], name: str, *, merge_repeats: bool
-) -> None:
-    """Refuse an alignment of another text; the error names the utterance."""
-    found = collapse(alignment, merge_repeats=merge_repeats)
-    if list(found) != list(target):
-        raise UsageError(
-            f"the stored alignment of {name} is not one of its text: it collapses to {len(found)} tokens "
-            f"{found[:8]}..., the text has {len(target)}: {list(target)[:8]}...; align this corpus again"
-        )

@@ -16,9 +16,10 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 WORD_MARK = "▁"  # SentencePiece's sign for the start of a word
 BLANK, MASK = "_", "∅"  # how a trace shows them, as the paper does
@@ -65,12 +66,10 @@ class Transcript:
     passes: int  # of the network, until the alignment was complete
     seconds: float  # of audio
     frame_seconds: float = 0.0  # from one frame of the alignment to the next
-    trace: list[list[str]] | None = (
-        None  # after each pass, one symbol per frame: a piece, "_" blank, "∅" mask
-    )
-    alternatives: list[Alternative] = field(
-        default_factory=list
-    )  # with n_best, best first, this one included
+    # After each pass, one symbol per frame: a piece, "_" blank, "∅" mask.
+    trace: list[list[str]] | None = None
+    # With n_best, best first, this one included.
+    alternatives: list[Alternative] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; without ``trace`` and ``alternatives`` unless there are any."""
@@ -140,12 +139,8 @@ def calibrated(confidence: float, points: Sequence[tuple[float, float]]) -> floa
     """The value at ``confidence`` of the piecewise linear map through ``points``; without points, itself."""
     if not points:
         return confidence
-    if confidence <= points[0][0]:
-        return points[0][1]
-    for (low, at_low), (high, at_high) in pairwise(points):
-        if confidence <= high:
-            return at_low + (at_high - at_low) * (confidence - low) / (high - low)
-    return points[-1][1]
+    raw, shares = zip(*points, strict=True)
+    return float(np.interp(confidence, raw, shares))
 
 
 def symbols(partial: Sequence[int], vocabulary: Pieces, blank: int = 0, mask: int | None = None) -> list[str]:
@@ -315,7 +310,7 @@ def _tier(number: int, title: str, spans: list[tuple[float, float, str]], until:
 
 
 def _earlier(time: float, delay: float) -> float:
-    """``time`` less ``delay``; near 0 by less, so that tokens keep their order."""
+    """``time`` - ``delay``; near 0 a smaller shift, so that tokens keep their order."""
     return max(time - delay, time / 2)
 
 

@@ -20,7 +20,7 @@ UNITS = {"bpe": "bpe", "characters": "char"}
 
 
 class Vocabulary:
-    """A SentencePiece model. Build one with ``train``, ``load`` or ``from_bytes``."""
+    """A SentencePiece model. Build one with ``train`` or ``load``."""
 
     blank = 0
 
@@ -66,10 +66,6 @@ class Vocabulary:
         return cls(_trained(texts, size, UNITS[units]))
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Vocabulary":
-        return cls(content)
-
-    @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
         try:
             return cls(Path(path).read_bytes())
@@ -82,14 +78,9 @@ class Vocabulary:
         with replacing(path) as temporary:
             temporary.write_bytes(self._content)
 
-    def to_bytes(self) -> bytes:
-        return self._content
-
-    def encode(self, text: str, *, drop_unknown: bool = False) -> list[int]:
-        """Token ids in 1..size; a character that no piece holds is an error that names it, or is dropped."""
+    def encode(self, text: str) -> list[int]:
+        """Token ids in 1..size; a character that no piece holds is an error that names it."""
         text = " ".join(text.split())
-        if drop_unknown:
-            text = "".join(character for character in text if character in self.alphabet)
         tokens: list[int] = self._model.EncodeAsIds(text)
         if self.blank in tokens:
             unknown = sorted(set(text) - self.alphabet)
@@ -103,7 +94,7 @@ class Vocabulary:
         return [None if self.blank in tokens else tokens for tokens in encoded]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of token ids; blanks and masks are no tokens and raise."""
+        """The text of token ids; blanks and masks are not tokens and raise."""
         return self._model.DecodePieces(self.pieces(tokens)) if (tokens := list(tokens)) else ""
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:

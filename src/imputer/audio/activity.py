@@ -1,4 +1,4 @@
-"""Voice activity by level: where somebody speaks, and where a recording can be cut.
+"""Voice activity by level: where there is speech, and where a recording can be cut.
 
 A block of 20 ms is active when it is well above the noise floor, which follows the quietest recent blocks. The gate
 errs on the side of speech: what it calls silence is skipped, what it calls speech the model still judges.

@@ -156,9 +156,8 @@ def telephone(waveform: Tensor, sample_rate: int) -> Tensor:
     """(samples,) as heard over a telephone: 8 kHz, 300 to 3400 Hz, mu-law steps; back at ``sample_rate``."""
     samples = len(waveform)
     narrow = resample(waveform, sample_rate, 8000.0)
-    points = (
-        1 << (len(narrow) + 511).bit_length()
-    )  # room for the filter to ring out instead of wrapping round
+    # Room for the filter to ring out instead of wrapping round.
+    points = 1 << (len(narrow) + 511).bit_length()
     hertz = torch.fft.rfftfreq(points, 1 / 8000.0)
     band = torch.sigmoid((hertz - 300.0) / 20.0) * torch.sigmoid((3400.0 - hertz) / 40.0)
     narrow = torch.fft.irfft(torch.fft.rfft(narrow, points) * band, points)[: len(narrow)]

@@ -124,9 +124,8 @@ class _SoundFile:
         self.position = 0
 
     def slice(self, start: int, count: int) -> np.ndarray:
-        before = min(
-            start, self.preroll
-        )  # always: soundfile seeks around every read, which resets the decoder
+        # Always: soundfile seeks around every read, which resets the decoder.
+        before = min(start, self.preroll)
         if self.position != start - before:
             self.file.seek(start - before)
         samples = self.file.read(before + count, dtype="float32", always_2d=True)[before:]

@@ -34,9 +34,7 @@ class Limits:
     samples: float = math.inf  # of all channels at the file's own rate, which is what decoding costs
     rate: int = RATES[1]
     channels: int = CHANNELS
-    check: Callable[[], None] | None = (
-        None  # called before every block; raises to stop (a deadline, a client gone)
-    )
+    check: Callable[[], None] | None = None  # called before every block; raises to stop
 
     def tick(self) -> None:
         """Stop here if reading has been cancelled."""

@@ -285,7 +285,7 @@ def _reader(source: Source, *, keep: bool) -> Iterator[Reader]:
     key = _identity(source) if keep else None
     reader = _kept.files.pop(key, None) if key else None
     reader = reader or Reader(source)
-    # Taken out while in use: after an error inside a damaged file its position is anyone's guess.
+    # Taken out while in use: after an error inside a damaged file its position is undefined.
     try:
         yield reader
     except BaseException:

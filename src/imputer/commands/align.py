@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from imputer.commands.outputs import Format, ending, format_of, refuse_same
+from imputer.commands.outputs import Format, ending, format_of, refuse_same, write
 from imputer.errors import ImputerError, UsageError, count
-
-if TYPE_CHECKING:
-    from imputer.transcripts import Transcript
 
 TABLES = (".csv", ".tsv")
 
@@ -101,7 +98,7 @@ def align(
     if output:
         atomic_files.probe(output)
     recognizer = Recognizer.from_pretrained(model, device=device)
-    _write(align_one(recognizer, audio, text), str(audio), form, output)
+    write(align_one(recognizer, audio, text), str(audio), form, output)
 
 
 def _align_many(source: Path, model: str, format: Format | None, output: Path | None, device: str) -> None:
@@ -133,24 +130,12 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
             named = "" if utterance.audio_filepath in str(error) else f"{utterance.audio_filepath}: "
             failures.append(f"{named}{error}")
             continue
-        _write(aligned, utterance.audio_filepath, form, targets[utterance.id])
+        write(aligned, utterance.audio_filepath, form, targets[utterance.id])
     for line in failures:
         print(f"imputer: {line}", file=sys.stderr)
     print(f"{len(found) - len(failures)} of {count(len(found), 'recording')} aligned, written to {output}")
     if failures:
         sys.exit(1)
-
-
-def _write(transcript: "Transcript", name: str, format: Format, path: Path | None) -> None:
-    from imputer import transcripts
-    from imputer.support import atomic_files
-
-    written = transcripts.FORMATS[format](transcript, name)
-    if path is None:
-        print(written, end="", flush=True)
-        return
-    with atomic_files.replacing(path) as temporary:
-        temporary.write_text(written, encoding="utf-8")
 
 
 def _align_corpus(

@@ -33,7 +33,6 @@ def bench(name: str = "all", /, *, quick: bool = False, json: Path | None = None
     if json:
         from json import dumps
 
-        from imputer.support.atomic_files import replacing
+        from imputer.support.atomic_files import write_text
 
-        with replacing(json) as path:
-            path.write_text(dumps(figures, indent=1, default=str) + "\n")
+        write_text(json, dumps(figures, indent=1, default=str) + "\n")

@@ -11,6 +11,8 @@ from cyclopts import Parameter
 from imputer.errors import ImputerError, UsageError, count
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from imputer.data.manifest import Utterance
     from imputer.evaluation import Evaluation
     from imputer.evaluation.baselines import Baseline
@@ -210,10 +212,8 @@ def _streamed(
 
     from imputer.evaluation.latency import evaluate_stream
     from imputer.streaming.live import OPTIONS
-    from imputer.support import progress
 
-    total = round(sum(utterance.duration for utterance in utterances))
-    with progress.bar(f"{name}, streaming", total, unit="s of audio") as advance:
+    with _bar(f"{name}, streaming", utterances) as advance:
         options = replace(OPTIONS, lm=lm, hotwords=words)
         return evaluate_stream(recognizer, utterances, name=name, advance=advance, options=options)
 
@@ -252,14 +252,19 @@ def _measured(
     clock: Callable[[], float],
 ) -> "Evaluation":
     from imputer import evaluation
-    from imputer.support import progress
 
-    total = round(sum(utterance.duration for utterance in utterances))
     title = f"{name}, {options.strategy} {options.passes(recognizer.model)}"
-    with progress.bar(title, total, unit="s") as advance:
+    with _bar(title, utterances) as advance:
         return _scored(
             evaluation.evaluate(recognizer, utterances, options, name=name, advance=advance, clock=clock)
         )
+
+
+def _bar(title: str, utterances: list["Utterance"]) -> "AbstractContextManager[Callable[..., None]]":
+    from imputer.support import progress
+
+    total = round(sum(utterance.duration for utterance in utterances))
+    return progress.bar(title, total, unit="s of audio")
 
 
 def _scored(evaluated: "Evaluation") -> "Evaluation":
@@ -291,12 +296,10 @@ def _beside(
     from imputer import evaluation
     from imputer.decoding import Options
     from imputer.recognizer import Recognizer
-    from imputer.support import progress
 
     if isinstance(baseline, Recognizer):
         return _measured(baseline, utterances, Options(1), name, clock)
-    total = round(sum(utterance.duration for utterance in utterances))
-    with progress.bar(name, total, unit="s") as advance:
+    with _bar(name, utterances) as advance:
         return _scored(evaluation.evaluate_baseline(baseline, utterances, advance))
 
 
@@ -378,15 +381,15 @@ def _print_worst(console: Any, evaluated: "Evaluation", count: int) -> None:
             f"\n{one.id}: errors {one.words.total}, words {one.words.length}", markup=False, highlight=False
         )
         rows = scoring.word_alignment(one.reference, one.hypothesis)
-        for said, heard in _side_by_side(rows, console.width - 12):
-            console.print(f"reference   {said}", markup=False, highlight=False, no_wrap=True)
-            console.print(f"hypothesis  {heard}", markup=False, highlight=False, no_wrap=True)
+        for spoken, written in _side_by_side(rows, console.width - 12):
+            console.print(f"reference   {spoken}", markup=False, highlight=False, no_wrap=True)
+            console.print(f"hypothesis  {written}", markup=False, highlight=False, no_wrap=True)
 
 
 def _side_by_side(rows: list[tuple[str, str, str]], width: int) -> list[tuple[str, str]]:
     """Two lines, word under word; errors in capitals, stars where there is no word; wrapped together."""
     lines: list[tuple[str, str]] = []
-    said = heard = ""
+    spoken = written = ""
     for kind, reference, hypothesis in rows:
         wrong = kind != "equal"
         a, b = (
@@ -394,11 +397,11 @@ def _side_by_side(rows: list[tuple[str, str, str]], width: int) -> list[tuple[st
             for word, other in ((reference, hypothesis), (hypothesis, reference))
         )
         space = max(len(a), len(b)) + 1
-        if said and len(said) + space > width:
-            lines.append((said.rstrip(), heard.rstrip()))
-            said = heard = ""
-        said, heard = said + a.ljust(space), heard + b.ljust(space)
-    return [*lines, (said.rstrip(), heard.rstrip())] if said else lines
+        if spoken and len(spoken) + space > width:
+            lines.append((spoken.rstrip(), written.rstrip()))
+            spoken = written = ""
+        spoken, written = spoken + a.ljust(space), written + b.ljust(space)
+    return [*lines, (spoken.rstrip(), written.rstrip())] if spoken else lines
 
 
 def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], comparisons: list[Any]) -> None:
@@ -421,5 +424,4 @@ def _write_json(path: Path, manifest: str, results: list[list["Evaluation"]], co
             for first, second, comparison in comparisons
         ],
     }
-    with atomic_files.replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    atomic_files.write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

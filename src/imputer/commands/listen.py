@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.outputs import Format, write
 from imputer.errors import ImputerError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from imputer.transcripts import Word
 
 CHUNK_SECONDS = 0.1
-CAPTIONS = {".srt": "srt", ".vtt": "vtt", ".txt": "txt"}
+CAPTIONS: dict[str, Format] = {".srt": "srt", ".vtt": "vtt", ".txt": "txt"}
 
 
 def listen(
@@ -161,21 +162,11 @@ def _clock(seconds: float) -> str:
 
 def _write_captions(path: Path, words: list["Word"]) -> None:
     """The captions so far, whole or not at all."""
-    from imputer import transcripts
-    from imputer.support import atomic_files
+    from imputer.transcripts import Transcript
 
     seconds = words[-1].end if words else 0.0
-    transcript = transcripts.Transcript(
-        text=" ".join(word.text for word in words),
-        words=words,
-        tokens=[],
-        passes=0,
-        seconds=seconds,
-        frame_seconds=0.0,
-    )
-    with atomic_files.replacing(path) as temporary:
-        written = transcripts.FORMATS[CAPTIONS[path.suffix.lower()]](transcript, path.stem)
-        temporary.write_text(written, encoding="utf-8")
+    transcript = Transcript(" ".join(word.text for word in words), words, [], passes=0, seconds=seconds)
+    write(transcript, path.stem, CAPTIONS[path.suffix.lower()], path)
 
 
 def _played(path: Path, rate: int, *, fast: bool) -> Generator["np.ndarray"]:

@@ -1,10 +1,13 @@
 """What commands that write transcripts share: the format of a file by its ending, and one file per recording."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from imputer.audio.endings import is_audio
 from imputer.errors import UsageError
+
+if TYPE_CHECKING:
+    from imputer.transcripts import Transcript
 
 Format = Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"]
 ENDINGS: dict[str, Format] = {
@@ -46,6 +49,18 @@ def transcript_of(recording: Path, format: Format) -> Path:
     """a.flac -> a.srt; a name without the ending of an audio file is kept whole."""
     stem = recording.with_suffix("") if is_audio(recording) else recording
     return stem.with_name(stem.name + ending(format))
+
+
+def write(transcript: "Transcript", name: str, format: Format, path: Path | None, *, head: str = "") -> None:
+    """Write a transcript of the recording ``name`` to a file, or behind ``head`` to standard output."""
+    from imputer import transcripts
+    from imputer.support import atomic_files
+
+    written = transcripts.FORMATS[format](transcript, name)
+    if path is None:
+        print(f"{head}{written}", end="", flush=True)
+    else:
+        atomic_files.write_text(path, written)
 
 
 def refuse_same(targets: dict[str, Path]) -> None:

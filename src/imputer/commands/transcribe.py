@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -131,7 +131,9 @@ def transcribe(
         if show:
             _show(result, source.name, size)
         if targets or not show:
-            _write(result, source.name, written, targets.get(source), several=len(sources) > 1)
+            head = f"{source.name}: " if len(sources) > 1 and written == "txt" else ""
+            plain = replace(result, trace=None)  # kept for a picture only
+            outputs.write(plain, source.name, written, targets.get(source), head=head)
     if failures:
         sys.exit(max(error.exit_code for error in failures))
 
@@ -223,23 +225,6 @@ def _seconds(sources: list[Source]) -> float | None:
         except ImputerError:
             continue  # reported in its turn
     return round(total) or None
-
-
-def _write(
-    transcript: "Transcript", name: str, format: Format, target: Path | None, *, several: bool
-) -> None:
-    import dataclasses
-
-    from imputer import transcripts
-    from imputer.support import atomic_files as files
-
-    transcript = dataclasses.replace(transcript, trace=None)  # kept for a picture only
-    written = transcripts.FORMATS[format](transcript, name)
-    if target is None:
-        print(f"{name}: {written}" if several and format == "txt" else written, end="", flush=True)
-        return
-    with files.replacing(target) as temporary:
-        temporary.write_text(written, encoding="utf-8")
 
 
 def _draw(transcript: "Transcript", block_size: int, path: Path) -> None:

@@ -40,9 +40,7 @@ class Options:
     valid_speakers: tuple[str, ...] = ()  # digits: these by name instead
     test_speakers: tuple[str, ...] = ()
     hours: float = 1.0  # synthetic: of speech to make
-    frames_cache: str = (
-        ""  # synthetic: folder for the frames of the Moonshine encoder, filled as speech is made
-    )
+    frames_cache: str = ""  # synthetic: folder for the frames of the Moonshine encoder
 
 
 def normaliser(options: Options, own: str) -> Callable[[str], str]:

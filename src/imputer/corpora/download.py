@@ -51,7 +51,7 @@ def fetch(address: str, path: Path, md5: str, *, wait: float = 1.0) -> None:
             if failures >= ATTEMPTS:
                 raise ImputerError(
                     f"{address}: cannot be fetched ({getattr(error, 'reason', None) or error}); "
-                    f"what came is kept in {part}, run the same command again to go on"
+                    f"what came is kept in {part}, run the same command again to resume"
                 ) from error
             time.sleep(wait * 2**failures)
     found = md5_of(part)

@@ -9,10 +9,10 @@ written agree; what cannot be spelled out is dropped and counted.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,8 @@ from imputer.data.frames_cache import Encoder, FramesCache, packed_frames
 from imputer.data.manifest import Utterance
 from imputer.data.text import Unspeakable, read_lines, spell, transcript
 from imputer.errors import ImputerError, UsageError
-from imputer.support.atomic_files import replacing
+from imputer.support.atomic_files import write_text
+from imputer.support.processes import in_order
 
 RECIPE = 4  # goes up when the same seed would give other speech
 # Lengths like those of read books: 2 to 28 s, half of them under 7, some beyond 20.
@@ -60,9 +61,8 @@ def choose(voices: list[Voice], generator: np.random.Generator) -> Voice:
 
 def utter(spoken: list[str], voice: Voice, generator: np.random.Generator) -> np.ndarray:
     """(samples,) of the sentences in one voice, as if recorded somewhere."""
-    warp = float(
-        np.clip(np.exp(generator.normal(0, 0.08)), 0.82, 1.2)
-    )  # raises pitch and formants, and speed
+    # Raises pitch and formants, and speed.
+    warp = float(np.clip(np.exp(generator.normal(0, 0.08)), 0.82, 1.2))
     speed = generator.uniform(0.85, 1.2)
     delivery = Delivery(rate=speed / warp, pitch=generator.uniform(0.9, 1.15))
     if generator.random() < 0.5:
@@ -103,56 +103,35 @@ def plan(sentences: list[str], seed: int) -> Iterator[list[int]]:
 
 
 def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
-    """``options.hours`` of speech from the text file ``source``, its audio in ``options.audio_folder``."""
-    yield from speech(
-        source,
-        options.audio_folder,
-        hours=options.hours,
-        seed=options.seed,
-        workers=options.workers,
-        frames_cache=options.frames_cache,
-    )
+    """``options.hours`` of speech from the text file ``source``, and what cannot be said.
 
-
-def speech(
-    source: Path,
-    audio_folder: Path,
-    *,
-    hours: float,
-    seed: int = 0,
-    workers: int = 1,
-    frames_cache: str = "",
-) -> Iterator[Found | Dropped]:
-    """Utterances of ``hours`` in all and what cannot be said; text that runs out is said again by other voices.
-
-    With ``frames_cache`` the worker that makes an utterance also encodes it.
+    Text that runs out is said again by other voices. With ``options.frames_cache`` the worker that makes an utterance
+    also encodes it.
     """
-    if not hours > 0:
-        raise UsageError(f"hours must be more than 0, not {hours}")
+    if not options.hours > 0:
+        raise UsageError(f"hours must be more than 0, not {options.hours}")
     sentences, drops = read_sentences(source)
     voices = installed_voices()
     yield from drops
     if not sentences:
         raise ImputerError(f"{source}: no sentence can be synthesised")
-    _claim(audio_folder, sentences, seed, voices)
-    with _encoding(frames_cache) as (encoder, keep):
-        make = partial(_make, folder=audio_folder, seed=seed, voices=voices, encoder=encoder)
-        yield from _speech(make, keep, sentences, audio_folder, hours, seed, workers)
+    _claim(options.audio_folder, sentences, options.seed, voices)
+    with _encoding(options.frames_cache) as (encoder, keep):
+        make = partial(_make, folder=options.audio_folder, seed=options.seed, voices=voices, encoder=encoder)
+        yield from _speech(make, keep, sentences, options)
 
 
 def _speech(
-    make: Callable[[int, list[str]], "Made"],
+    make: Callable[[tuple[int, list[str]]], "Made"],
     keep: Callable[[Utterance, np.ndarray | None], None],
     sentences: list[str],
-    audio_folder: Path,
-    hours: float,
-    seed: int,
-    workers: int,
+    options: Options,
 ) -> Iterator[Found | Dropped]:
-    work = ((number, [sentences[i] for i in taken]) for number, taken in enumerate(plan(sentences, seed)))
-    name = audio_folder.name.removesuffix("-audio")
+    plans = enumerate(plan(sentences, options.seed))
+    work = ((number, [sentences[i] for i in taken]) for number, taken in plans)
+    name = options.audio_folder.name.removesuffix("-audio")
     seconds, failed = 0.0, 0
-    for number, spoken, made in _each(make, work, workers):
+    for (number, spoken), made in in_order(make, work, options.workers):
         if isinstance(made, str):
             yield Dropped(made, " ".join(spoken))
             failed += 1
@@ -165,7 +144,7 @@ def _speech(
         keep(utterance, rows)
         yield Found(utterance)
         seconds += duration
-        if seconds >= 3600 * hours:
+        if seconds >= 3600 * options.hours:
             return
 
 
@@ -200,8 +179,7 @@ def _claim(folder: Path, sentences: list[str], seed: int, voices: list[Voice]) -
                 f"({there.get(different[0])}, now {mine[different[0]]}); remove it, or choose another --output"
             )
         return
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(mine) + "\n")
+    write_text(path, json.dumps(mine) + "\n")
 
 
 # File, seconds, speaker and packed frames (None without an encoder or if the file was there), or why there is none.
@@ -220,9 +198,8 @@ def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance
     with cache.adding() as add:
 
         def keep(utterance: Utterance, rows: np.ndarray | str | None) -> None:
-            if (
-                rows is None and utterance not in cache
-            ):  # an interrupted run left the audio without its frames
+            # An interrupted run may leave audio without its frames.
+            if rows is None and utterance not in cache:
                 rows = packed_frames(utterance, encoder)
             if isinstance(rows, str):
                 raise ImputerError(f"{utterance.id}: {rows}")
@@ -233,15 +210,15 @@ def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance
 
 
 def _make(
-    number: int,
-    spoken: list[str],
+    planned: tuple[int, list[str]],
     *,
     folder: Path,
     seed: int,
     voices: list[Voice],
     encoder: Encoder | None = None,
 ) -> Made:
-    """Utterance ``number``: made, or found made already."""
+    """Utterance ``number`` of the plan: made, or found made already."""
+    number, spoken = planned
     generator = np.random.default_rng([seed, number, 1])
     voice = choose(voices, generator)
     path = folder / f"{number // FILES_A_FOLDER:03d}" / f"{number:06d}.ogg"
@@ -259,26 +236,3 @@ def _make(
                 return encoded
             rows = encoded
     return path, audio.info(path).seconds, f"{voice.engine}-{voice.name}", rows
-
-
-def _each(
-    make: Callable[[int, list[str]], Made], work: Iterable[tuple[int, list[str]]], workers: int
-) -> Iterator[tuple[int, list[str], Made]]:
-    """``make`` of everything, in order, a little ahead in worker processes."""
-    if workers <= 1:
-        for number, spoken in work:
-            yield number, spoken, make(number, spoken)
-        return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    work = iter(work)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        ahead = [(*item, pool.submit(make, *item)) for item in islice(work, 4 * workers)]
-        try:
-            while ahead:
-                number, spoken, future = ahead.pop(0)
-                yield number, spoken, future.result()
-                ahead += [(*item, pool.submit(make, *item)) for item in islice(work, 1)]
-        finally:
-            pool.shutdown(cancel_futures=True)

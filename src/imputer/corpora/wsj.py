@@ -9,8 +9,7 @@ written once as FLAC beside the manifest; ``workers`` processes share the work, 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from imputer.corpora.common import Dropped, Found, Options, existing_folder, fil
 from imputer.data.manifest import Utterance
 from imputer.data.text import read_lines
 from imputer.errors import ImputerError, UsageError
+from imputer.support.processes import in_order
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,13 @@ def _set(
             text = text_of(normalise_transcript(texts[identifier]))
             jobs.append((path, target))
             usable.append(Utterance(identifier, str(target), 0.0, text, identifier[:3]))
-    for utterance, problem in zip(usable, _converted(jobs, options.workers), strict=True):
+    converted = in_order(_convert, jobs, options.workers)
+    for utterance, (_, problem) in zip(usable, converted, strict=True):
         yield Dropped("unreadable audio", problem) if problem else Found(utterance, name)
 
 
 def _spellings(place: str) -> list[str]:
-    """A path as the index gives it, and as it is called where somebody has converted the audio."""
+    """A path as the index gives it, and its names after a conversion of the audio."""
     return [place.removesuffix(".wv1") + ending for ending in ENDINGS]
 
 
@@ -143,7 +144,7 @@ def _transcripts(files: dict[str, Path]) -> dict[str, str]:
 
 
 def normalise_transcript(text: str) -> str:
-    """What Kaldi's recipe makes of a .dot transcript, without its noise word, which nobody says.
+    """What Kaldi's recipe makes of a .dot transcript, without its noise word, which is not spoken.
 
     Backslashes go; noises in brackets, truncation ``~`` and pauses ``.`` go; ``<word>`` is said and stays.
     """
@@ -157,19 +158,8 @@ def normalise_transcript(text: str) -> str:
     return " ".join(words)
 
 
-def _converted(jobs: list[tuple[Path, Path]], workers: int) -> Iterable[str]:
-    """Make each FLAC file that is not there; "" or what is wrong, in order."""
-    if workers == 1:
-        return map(_convert, jobs)
-    return _in_processes(jobs, workers)
-
-
-def _in_processes(jobs: list[tuple[Path, Path]], workers: int) -> Iterator[str]:
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(_convert, jobs, chunksize=8)
-
-
 def _convert(job: tuple[Path, Path]) -> str:
+    """Make a FLAC file unless it is there; "" or what is wrong."""
     source, target = job
     try:
         if not target.exists():

@@ -217,7 +217,7 @@ def batches(dataset: SpeechDataset, plan: Plan, *, workers: int = 0) -> Iterator
         batch_sampler=plan,
         num_workers=workers,
         collate_fn=_packed if workers else collate,
-        worker_init_fn=partial(_settle, parent=os.getpid()) if workers else None,
+        worker_init_fn=partial(_prepare_worker, parent=os.getpid()) if workers else None,
         prefetch_factor=2 if workers else None,
         # Its own, or starting workers would draw from the generator that training draws from.
         generator=torch.Generator().manual_seed(dataset.seed),
@@ -249,7 +249,7 @@ def _unpacked(batch: Batch) -> Batch:
     return batch
 
 
-def _settle(worker: int, parent: int) -> None:
+def _prepare_worker(worker: int, parent: int) -> None:
     # Workers are the parallelism; threads inside them would only fight over the cores.
     torch.set_num_threads(1)
     # Ctrl-C, and many a scheduler, signal the whole group. That is the parent's to answer; its workers end with it.

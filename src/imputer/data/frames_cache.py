@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,13 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from imputer import audio
 from imputer.audio.augmentation import augment_features
 from imputer.configs import NO_AUGMENTATION, Augmentation
+from imputer.data.batching import read_utterance
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
 from imputer.support import progress
-from imputer.support.atomic_files import replacing
+from imputer.support.atomic_files import write_text
+from imputer.support.processes import in_order
 
 FORMAT = 2
 DATA, INDEX = "frames.i8", "index.sqlite"
@@ -111,8 +113,7 @@ class FramesCache:
             if self.encoder is None:
                 raise UsageError(f"{self.folder} holds no frames; fill it first")
             mine = {"format": FORMAT, "key": self.key, "feature_size": self.encoder.feature_size}
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps(mine) + "\n")
+            write_text(path, json.dumps(mine) + "\n")
             return self.encoder.feature_size
         try:
             there = json.loads(path.read_text())
@@ -168,7 +169,9 @@ class FramesCache:
         if self.encoder is None:
             raise UsageError(f"filling {self.folder} needs the encoder {self.key} itself, not only its key")
         with self.adding() as add, progress.bar("frames", len(missing), unit="utterances") as advance:
-            for utterance, rows in _encode(iter(missing), self.encoder, workers):
+            work = _work if workers > 1 else partial(packed_frames, encoder=self.encoder)
+            encoded = in_order(work, missing, workers, start=_start_worker, arguments=(self.encoder,))
+            for utterance, rows in encoded:
                 if isinstance(rows, str):
                     _drop(filled, utterance, rows, strict)
                 elif add(utterance, rows):
@@ -346,27 +349,6 @@ def _locked(path: Path) -> Iterator[None]:
 _worker_encoder: Encoder
 
 
-def _encode(
-    missing: Iterator[Utterance], encoder: Encoder, workers: int
-) -> Iterator[tuple[Utterance, np.ndarray | str]]:
-    """Packed frames, or the reason there are none, for everything missing, in order."""
-    if workers <= 1:
-        for utterance in missing:
-            yield utterance, packed_frames(utterance, encoder)
-        return
-    # Processes, not threads, and started afresh: a fork of a process with thread pools can hang.
-    from concurrent.futures import ProcessPoolExecutor
-    from itertools import islice
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (encoder,)) as pool:
-        ahead = [(utterance, pool.submit(_work, utterance)) for utterance in islice(missing, 4 * workers)]
-        while ahead:
-            utterance, future = ahead.pop(0)
-            yield utterance, future.result()
-            ahead += [(utterance, pool.submit(_work, utterance)) for utterance in islice(missing, 1)]
-
-
 def _start_worker(encoder: Encoder) -> None:
     global _worker_encoder
     torch.set_num_threads(1)
@@ -380,12 +362,7 @@ def _work(utterance: Utterance) -> np.ndarray | str:
 def packed_frames(utterance: Utterance, encoder: Encoder) -> np.ndarray | str:
     """The rows of ``pack`` for an utterance, or why there are none."""
     try:
-        samples = audio.read(
-            utterance.audio_filepath,
-            sample_rate=encoder.sample_rate,
-            offset=utterance.offset,
-            duration=utterance.duration,
-        )
+        samples = read_utterance(utterance, encoder.sample_rate)
         frames = encoder.extract(torch.from_numpy(samples)).numpy()
     except ImputerError as error:
         return str(error)

@@ -1,11 +1,17 @@
 """Text: its normal forms, and writing out what is said for what is written."""
 
+import bz2
+import gzip
+import lzma
 import re
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, TextIO
 
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError
 
 TITLES = {
     "mr": "mister", "mrs": "missus", "ms": "miss", "dr": "doctor", "st": "saint", "messrs": "messieurs",
@@ -64,19 +70,30 @@ def keep(text: str) -> str:
 
 
 TEXTS: dict[str, Callable[[str], str]] = {"plain": plain, "lower": lower, "keep": keep}
+OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A text file, unpacked by its ending; what is wrong with it is said in one line."""
+    try:
+        opener = OPENERS.get(path.suffix.lower(), open)
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ImputerError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file that hold something."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line.rstrip("\r\n")
 
 
 class Unspeakable(ValueError):

@@ -45,7 +45,7 @@ def passes(transcript: Transcript, *, block_size: int, width: int) -> Iterator[l
     if not transcript.trace:
         raise ValueError("the transcript has no trace: transcribe with trace=True")
     final = transcript.trace[-1]
-    widths = [len(_cell(symbol)) for symbol in final]
+    widths = [len(shown(symbol)) for symbol in final]
     breaks = line_breaks(widths, block_size, width)
     before = [MASK] * len(final)
     for row in [before, *transcript.trace]:
@@ -53,18 +53,18 @@ def passes(transcript: Transcript, *, block_size: int, width: int) -> Iterator[l
         before = row
 
 
-def line_breaks(widths: Sequence[int], block_size: int, width: int) -> list[tuple[int, int]]:
+def line_breaks(widths: Sequence[float], block_size: int, width: float) -> list[tuple[int, int]]:
     """(first frame, end) of every line: as many whole blocks as fit, or part of one that does not fit at all."""
-    lines, start, used = [], 0, 1
+    lines, start, used = [], 0, 1.0
     for first in range(0, len(widths), block_size):
         block = widths[first : first + block_size]
         if used > 1 and used + sum(block) + 1 > width:
             lines.append((start, first))
-            start, used = first, 1
+            start, used = first, 1.0
         for frame, cell in enumerate(block, first):
             if used > 1 and used + cell + 1 > width:
                 lines.append((start, frame))
-                start, used = frame, 1
+                start, used = frame, 1.0
             used += cell
         used += 1
     return [*lines, (start, len(widths))] if len(widths) else []
@@ -80,13 +80,13 @@ def _line(
         symbol, new = row[frame], before[frame] == MASK
         kind = {MASK: "mask", BLANK: "blank"}.get(symbol, "kept")
         style = STYLES["new"] if new and symbol != MASK else STYLES[kind]
-        line.append(_cell(symbol).center(widths[frame]), style=style)
+        line.append(shown(symbol).center(widths[frame]), style=style)
         if (frame + 1) % block_size == 0 or frame + 1 == len(row):
             line.append(BAR, style=STYLES["mask"])
     return line
 
 
-def _cell(symbol: str) -> str:
+def shown(symbol: str) -> str:
     """A piece as the paper prints it, "[" for the start of a word."""
     return symbol.replace(WORD_MARK, "[")
 

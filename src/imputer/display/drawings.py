@@ -5,12 +5,14 @@ reader's light or dark scheme. matplotlib comes with the extra imputer-asr[figur
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from imputer.display.animation import line_breaks, shown
 from imputer.errors import UsageError
 from imputer.support import atomic_files
-from imputer.transcripts import BLANK, MASK, WORD_MARK, Transcript
+from imputer.transcripts import BLANK, MASK, Transcript
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +25,10 @@ DARK = {PAPER: "#14181d", INK: "#e3e8ee", FAINT: "#66717d"} | dict(
     zip(COLOURS, ["#74a5ff", "#ff8a5b", "#5fcf7b", "#d08ee4", "#e0b93c", "#4cc3d9", "#f57ba6"], strict=True)
 )
 MARKERS = "osD^vPX"
-LINE_WIDTH = 64.0  # characters in a line of the decoding path
+WIDE = 3  # from this ratio of the highest to the lowest point on, the axis is logarithmic
+PLACES = {"CTC": 0, "IM": 1, "DP": 2}  # of the colour of a model, the same in every chart
+PUBLISHED = "paper"  # lines whose names begin with it are dashed
+LINE_WIDTH = 102.0  # characters in a line of the decoding path
 
 
 def save(figure: "Figure", *paths: Path | str) -> None:
@@ -61,8 +66,8 @@ def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -
     if not transcript.trace:
         raise ValueError("the transcript has no trace: transcribe with trace=True")
     rows = [[MASK] * len(transcript.trace[-1]), *transcript.trace]
-    widths = [max(len(_shown(symbol)), 1) + 0.7 for symbol in rows[-1]]
-    lines = _lines(widths, block_size)
+    widths = [max(len(shown(symbol)), 1) + 0.7 for symbol in rows[-1]]
+    lines = line_breaks(widths, block_size, LINE_WIDTH)
     longest = max(sum(widths[start:end]) for start, end in lines)
     height = len(lines) * (len(rows) + 1.6)
     figure = sheet(0.11 * (longest + 4) + 0.3, 0.19 * height + (0.4 if title else 0.1))
@@ -77,6 +82,79 @@ def decoding_path(transcript: Transcript, *, block_size: int, title: str = "") -
     return figure
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One chart: lines of points (x, y) or (x, y, low, high) by name, or stacked bars of (x, y)."""
+
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, ...]]]
+    title: str = ""
+    doubling: bool = False  # whether x goes in powers of two
+    stacked: bool = False
+
+    @property
+    def logarithmic(self) -> bool:
+        heights = [point[1] for points in self.lines.values() for point in points]
+        return not self.stacked and min(heights) > 0 and max(heights) > WIDE * min(heights)
+
+
+def charts(panels: Sequence[Panel]) -> "Figure":
+    """Panels side by side, each with its legend."""
+    figure = sheet(0.4 + 4.4 * len(panels), 3.7)
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        (_draw_bars if panel.stacked else _draw_lines)(axes, panel)
+        dress(axes, panel.x, panel.y, panel.title)
+        if panel.title or len(panel.lines) > 1:
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    figure.tight_layout(w_pad=2.5)
+    return figure
+
+
+def _draw_lines(axes: "Axes", panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    heads = [name.split(",")[0] for name in panel.lines]
+    for number, (name, points) in enumerate(panel.lines.items()):
+        xs, ys, *band = zip(*sorted(points), strict=True)
+        place = PLACES.get(heads[number], number) if len(set(heads)) == len(heads) else number
+        if PUBLISHED in heads:  # beside every line of the paper's is one of ours
+            place = number // 2
+        colour = COLOURS[place % len(COLOURS)]
+        axes.plot(
+            *(xs, ys),
+            label=name,
+            linewidth=1.6,
+            markersize=4,
+            color=colour,
+            marker=MARKERS[place % len(MARKERS)] if len(set(ys)) > 1 else "",
+            linestyle="--" if name.startswith(PUBLISHED) else "-",
+        )
+        if band:
+            axes.fill_between(xs, band[0], band[1], color=colour, alpha=0.15, linewidth=0)
+    if panel.doubling:
+        every = sorted({point[0] for points in panel.lines.values() for point in points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(every, [f"{x:g}" for x in every])
+        axes.xaxis.set_minor_locator(NullLocator())
+    if panel.logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw_bars(axes: "Axes", panel: Panel) -> None:
+    names = [f"{x:g}" for x, _ in next(iter(panel.lines.values()))]
+    floor = [0.0] * len(names)
+    for number, (name, points) in enumerate(panel.lines.items()):
+        heights = [point[1] for point in points]
+        axes.bar(names, heights, 0.65, bottom=floor, label=name, color=COLOURS[number], alpha=0.85)
+        floor = [a + b for a, b in zip(floor, heights, strict=True)]
+    axes.set_ylim(0, 1.25 * max(floor))
+
+
 def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = "") -> "Figure":
     """Word error rate against block size, a line a strategy (fig:wer_vs_bs_train, fig:wer_vs_bs_decode).
 
@@ -85,29 +163,13 @@ def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = 
     """
     rows = list(evaluations)
     models = {row.get("model", "") for row in rows}
-    lines: dict[str, list[tuple[int, float, float, float]]] = {}
+    lines: dict[str, list[tuple[float, ...]]] = {}
     for row in rows:
         wer = row["wer"]
-        value, low, high = (
-            (wer[k] for k in ("value", "low", "high")) if isinstance(wer, Mapping) else (wer,) * 3
-        )
+        rates = [wer[k] for k in ("value", "low", "high")] if isinstance(wer, Mapping) else [wer]
         name = row["strategy"].replace("_", " ") + (f", {row['model']}" if len(models) > 1 else "")
-        lines.setdefault(name, []).append((row["block_size"], 100 * value, 100 * low, 100 * high))
-    figure = sheet(5.6, 3.6)
-    axes = figure.add_subplot()
-    for number, (name, points) in enumerate(lines.items()):
-        sizes, values, lows, highs = zip(*sorted(points), strict=True)
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        axes.plot(sizes, values, color=colour, marker=marker, markersize=5, linewidth=1.6, label=name)
-        if lows != highs:
-            axes.fill_between(sizes, lows, highs, color=colour, alpha=0.10, linewidth=0)
-    every = sorted({row["block_size"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(every, [str(size) for size in every])
-    axes.minorticks_off()
-    dress(axes, "block size = passes", "word error rate, %", title)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    return figure
+        lines.setdefault(name, []).append((row["block_size"], *(100 * rate for rate in rates)))
+    return charts([Panel("block size = passes", "word error rate, %", lines, title, doubling=True)])
 
 
 def reliability_diagram(points: Sequence[tuple[float, float, int]], *, title: str = "") -> "Figure":
@@ -142,7 +204,7 @@ def sheet(width: float, height: float) -> "Figure":
     return figure
 
 
-def dress(axes: "Axes", x: str, y: str, title: str, *, grid: bool = True) -> None:
+def dress(axes: "Axes", x: str, y: str, title: str) -> None:
     """Labels, a title, and quiet axes."""
     axes.set_xlabel(x, fontsize=9, color=INK)
     axes.set_ylabel(y, fontsize=9, color=INK)
@@ -153,27 +215,8 @@ def dress(axes: "Axes", x: str, y: str, title: str, *, grid: bool = True) -> Non
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(FAINT)
-    if grid:
-        axes.grid(axis="y", color=FAINT, linewidth=0.5, alpha=0.6)
-        axes.set_axisbelow(True)
-
-
-def _shown(symbol: str) -> str:
-    """A piece as the paper prints it, "[" for the start of a word."""
-    return symbol.replace(WORD_MARK, "[")
-
-
-def _lines(widths: Sequence[float], block_size: int) -> list[tuple[int, int]]:
-    """(first frame, end) of every line: whole blocks where they fit."""
-    lines, start, used = [], 0, 0.0
-    step = min(block_size, 8)  # a block too large for a line is broken
-    for first in range(0, len(widths), step):
-        wide = sum(widths[first : first + step])
-        if used and used + wide > LINE_WIDTH * 1.6:
-            lines.append((start, first))
-            start, used = first, 0.0
-        used += wide
-    return [*lines, (start, len(widths))]
+    axes.grid(axis="y", color=FAINT, linewidth=0.5, alpha=0.6)
+    axes.set_axisbelow(True)
 
 
 def _draw_line(
@@ -206,7 +249,7 @@ def _draw_line(
                 "fontweight": weight,
                 "family": "DejaVu Sans",
             }
-            axes.text(left + width / 2, y, _shown(row[frame]), ha="center", va="center", **style)
+            axes.text(left + width / 2, y, shown(row[frame]), ha="center", va="center", **style)
     for frame in range(start, end + 1):
         if frame % block_size == 0 or frame in (start, end):
             x = edges[frame - start]

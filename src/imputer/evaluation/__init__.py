@@ -127,7 +127,7 @@ def evaluate(
 def evaluate_baseline(
     baseline: "Baseline", utterances: Sequence[Utterance], advance: Callable[[float], None]
 ) -> Evaluation:
-    """The same for somebody else's recogniser, by processor time."""
+    """The same for another recogniser, by processor time."""
     scored: list[Scored] = []
     failed: dict[str, ImputerError] = {}
     started = time.process_time()

@@ -55,22 +55,14 @@ class MoonshineDecoder:
         given = np.ones((1, HOP * states.shape[1]), np.int64)  # of samples, though they are not given here
         past, token, said = dict(self.past), 1, []  # 1 begins, 2 ends
         for step in range(1, 2 + int(MOST_TOKENS_A_SECOND * len(samples) / self.encoder.sample_rate)):
-            outputs = dict(
-                zip(
-                    self.present,
-                    self.session.run(
-                        None,
-                        {
-                            "input_ids": np.array([[token]], np.int64),
-                            "encoder_hidden_states": states,
-                            "encoder_attention_mask": given,
-                            "use_cache_branch": np.array([step > 1]),
-                            **past,
-                        },
-                    ),
-                    strict=True,
-                )
-            )
+            inputs = {
+                "input_ids": np.array([[token]], np.int64),
+                "encoder_hidden_states": states,
+                "encoder_attention_mask": given,
+                "use_cache_branch": np.array([step > 1]),
+                **past,
+            }
+            outputs = dict(zip(self.present, self.session.run(None, inputs), strict=True))
             token = int(outputs["logits"][0, -1].argmax())
             if token == 2:
                 break

@@ -21,9 +21,8 @@ from imputer.streaming.live import OPTIONS
 from imputer.transcripts import Word
 
 CHUNK_SECONDS = 0.1
-SAME_WORD_SECONDS = (
-    0.4  # a partial word this close to a settled one, with the same text, is its first appearance
-)
+# A partial word this close to a settled one, with the same text, is its first appearance.
+SAME_WORD_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)

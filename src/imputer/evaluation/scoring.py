@@ -14,7 +14,6 @@ from rapidfuzz.distance import Levenshtein
 
 RESAMPLES = 10_000
 CHUNK = 500  # resamples held in memory at a time
-KINDS = ("substitutions", "deletions", "insertions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the second model differs from the first: error rate of the second less that of the first."""
+    """How the second model differs from the first: error rate of the second - that of the first."""
 
     difference: Interval
     p_value: float  # chance of a difference this large if the two were interchangeable
@@ -111,10 +110,10 @@ def total(errors: Sequence[Errors]) -> Errors:
 
 def word_alignment(reference: str, hypothesis: str) -> list[tuple[str, str, str]]:
     """(kind, reference word, hypothesis word) along the edit path; an empty text where a side has no word."""
-    said, heard = reference.split(), hypothesis.split()
+    spoken, written = reference.split(), hypothesis.split()
     rows: list[tuple[str, str, str]] = []
-    for edit in Levenshtein.opcodes(said, heard):
-        left, right = said[edit.src_start : edit.src_end], heard[edit.dest_start : edit.dest_end]
+    for edit in Levenshtein.opcodes(spoken, written):
+        left, right = spoken[edit.src_start : edit.src_end], written[edit.dest_start : edit.dest_end]
         width = max(len(left), len(right))
         pairs = zip(left + [""] * (width - len(left)), right + [""] * (width - len(right)), strict=True)
         rows.extend((edit.tag, a, b) for a, b in pairs)

@@ -13,11 +13,11 @@ from typing import NoReturn
 
 import numpy as np
 
+from imputer.data.text import open_text
 from imputer.errors import ImputerError
 from imputer.languagemodel.counts import bits_for
 from imputer.languagemodel.kneserney import Table
 from imputer.languagemodel.ngrams import LanguageModel
-from imputer.languagemodel.texts import open_text
 from imputer.support.atomic_files import replacing
 from imputer.vocabulary import Vocabulary
 

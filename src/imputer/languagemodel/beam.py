@@ -50,6 +50,17 @@ def candidates(row, blank, most, floor, chosen):
 
 
 @numba.njit(cache=True, nogil=True)
+def _place(node, slot, made, fresh, fresh_blanks, fresh_tokens):
+    """The place of a node among the ``made`` of this frame, a new one if it has none; and how many there are then."""
+    place = slot[node]
+    if place >= 0:
+        return place, made
+    slot[node], fresh[made] = made, node
+    fresh_blanks[made], fresh_tokens[made] = -np.inf, -np.inf
+    return np.int32(made), made + 1
+
+
+@numba.njit(cache=True, nogil=True)
 def search(
     log_probs, given, trie, hot_next, hot_bonus, hot_end,
     lm_weight, token_bonus, beam, margin, most_tokens, floor, text_start, blank, merge_repeats,
@@ -114,12 +125,7 @@ def search(
                 elif given[frame] == last:
                     here_token = tokens[i]
             if here_blank > -np.inf or here_token > -np.inf:
-                place = slot[node]
-                if place < 0:
-                    place = made
-                    made += 1
-                    slot[node], fresh[place] = place, node
-                    fresh_blanks[place], fresh_tokens[place] = -np.inf, -np.inf
+                place, made = _place(node, slot, made, fresh, fresh_blanks, fresh_tokens)
                 fresh_blanks[place] = _log_add(fresh_blanks[place], here_blank)
                 fresh_tokens[place] = _log_add(fresh_tokens[place], here_token)
             for k in range(count):
@@ -142,12 +148,7 @@ def search(
                     extra[below] = (
                         extra[node] + lm_weight * gain + token_bonus + np.float64(hot_bonus[hot[node], new])
                     )
-                place = slot[below]
-                if place < 0:
-                    place = made
-                    made += 1
-                    slot[below], fresh[place] = place, below
-                    fresh_blanks[place], fresh_tokens[place] = -np.inf, -np.inf
+                place, made = _place(below, slot, made, fresh, fresh_blanks, fresh_tokens)
                 if merge_repeats:
                     fresh_tokens[place] = _log_add(fresh_tokens[place], score)
                 else:

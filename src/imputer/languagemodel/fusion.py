@@ -22,8 +22,8 @@ from imputer.languagemodel import trie
 from imputer.languagemodel.kneserney import Table
 from imputer.languagemodel.ngrams import LanguageModel
 
-# Without a language model a search knows less than imputation: on the held-out speakers of `english` it has 22.9 % WER
-# like imputation alone with frames below 0.5 open, and 26.2 with those below 0.99.
+# Without a language model a search has less information than imputation: on the held-out speakers of `english` it has
+# 22.9 % WER like imputation alone with frames below 0.5 open, and 26.2 with those below 0.99.
 SURE_ALONE = 0.5
 
 

@@ -1,7 +1,6 @@
 """A language model in memory or mapped from its file, and how it is built."""
 
 import json
-import mmap
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,19 +11,19 @@ import numpy as np
 from imputer.errors import ImputerError, UsageError
 from imputer.languagemodel import counts, kneserney, trie
 from imputer.languagemodel.kneserney import Table
+from imputer.support import mapped_tensors
 from imputer.support.atomic_files import replacing
 from imputer.vocabulary import Vocabulary
 
 FORMAT = "imputer language model 1"
 HEADER_BYTES = 4096  # of the file: names, sizes and tables of contents
-TYPES = {"U64": np.uint64, "U32": np.uint32, "U8": np.uint8, "F32": np.float32, "I64": np.int64}
 TEXTS_AT_ONCE = 10_000
 
 
 class LanguageModel:
     """An n-gram model over the pieces of a vocabulary. Get one with ``build``, ``load`` or ``read_arpa``.
 
-    A text has a start, <s>, that every n-gram model knows, and an end, </s>, that only ``score(end=True)`` asks for.
+    A text has a start, <s>, and an end, </s>, which only ``score(end=True)`` scores.
     """
 
     def __init__(self, found: trie.Trie, fingerprint: str) -> None:
@@ -67,7 +66,7 @@ class LanguageModel:
         """Write a file that ``load`` maps."""
         from safetensors.numpy import save_file
 
-        arrays = {name: np.ascontiguousarray(array) for name, array in trie.arrays(self.trie).items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.trie._asdict().items()}
         about = {"format": FORMAT, "vocabulary": self.fingerprint, "checksum": _checksum(arrays)}
         with replacing(path) as temporary:  # one note: of several, safetensors would not keep the order
             save_file(arrays, temporary, {"about": json.dumps(about)})
@@ -76,17 +75,16 @@ class LanguageModel:
     def load(cls, path: str | Path) -> "LanguageModel":
         """Map a file that ``save`` wrote."""
         try:
-            with open(path, "rb") as file:
-                content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "the file is empty"
-            raise UsageError(f"cannot read the language model {path}: {reason}") from error
-        try:
-            about, arrays = _parsed(content)
-            if about.get("format") != FORMAT:
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ImputerError(f"{path} is not a language model written by `imputer lm build`") from error
+            metadata, arrays = mapped_tensors.read(path)
+            about = json.loads(metadata["about"])
+            if about["format"] != FORMAT:
+                raise ValueError(f"its format is {about['format']!r}")
+        except OSError as error:
+            raise UsageError(f"cannot read the language model {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImputerError(
+                f"{path} is not a language model written by `imputer lm build` ({error})"
+            ) from error
         if about.get("checksum") != _checksum(arrays) or set(arrays) != set(trie.Trie._fields):
             raise ImputerError(
                 f"{path} is damaged: its contents do not match its checksum; copy or build it again"
@@ -149,24 +147,6 @@ def _tokens(
 
 def _file_bytes(entries: list[int], contexts: int, bits: int) -> int:
     return HEADER_BYTES + trie.size_in_bytes(entries, contexts, bits)
-
-
-def _parsed(content: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """The notes and arrays of a safetensors file, without copying: its own reader copies."""
-    start = 8 + int(content[:8].view("<u8")[0])
-    if len(content) < start:
-        raise ValueError
-    header = json.loads(content[8:start].tobytes())
-    about = json.loads(header.pop("__metadata__")["about"])
-    arrays = {}
-    for name, entry in header.items():
-        first, end = entry["data_offsets"]
-        if start + end > len(content):
-            raise ValueError
-        arrays[name] = (
-            content[start + first : start + end].view(TYPES[entry["dtype"]]).reshape(entry["shape"])
-        )
-    return about, arrays
 
 
 def _checksum(arrays: dict[str, Any]) -> str:

@@ -6,20 +6,12 @@ the transcripts of four speakers of LibriSpeech: perplexity per word 462 with a 
 or more, 454 with 1,000. Decoding scores the start, and not the end: a window may end anywhere.
 """
 
-import bz2
-import gzip
-import lzma
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TextIO
 
-from imputer.data.text import TEXTS, Unspeakable, spell, transcript
-from imputer.errors import ImputerError, UsageError
+from imputer.data.text import TEXTS, Unspeakable, open_text, spell, transcript
 
 WORDS = 25
-OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
 
 
 def spoken(line: str) -> str:
@@ -31,21 +23,6 @@ def spoken(line: str) -> str:
 
 
 FORMS: dict[str, Callable[[str], str]] = {"spoken": spoken, **TEXTS}
-
-
-@contextmanager
-def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file, unpacked by its ending; what is wrong with it is said in one line."""
-    try:
-        opener = OPENERS.get(path.suffix.lower(), open)
-        with opener(path, "rt", encoding="utf-8-sig") as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ImputerError(f"{path} is damaged: {error}") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def texts(

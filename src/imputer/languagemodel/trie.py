@@ -9,7 +9,7 @@ Samples of both make counting and finding set bits fast. Codes are looked up per
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -268,8 +268,3 @@ def score(trie, tokens, text_start):
         found[i] = advance(trie, state, tokens[i], following)
         state, following = following, state
     return found
-
-
-def arrays(trie: Trie) -> dict[str, Any]:
-    """The arrays by name."""
-    return trie._asdict()

@@ -21,18 +21,19 @@ from importlib import import_module
 from typing import Any
 
 EXPERIMENTS = (
-    *("table1", "table2", "table3", "figure4", "figure5", "figure6", "topology", "english", "letters_causes"),
     *(
+        "table1",
+        "table2",
+        "table3",
+        "figure4",
+        "figure5",
+        "figure6",
+        "topology",
+        "english",
+        "letters_causes",
         "start",
-        "error_kinds",
-        "topk",
-        "annealing",
-        "model_samples",
-        "noise",
-        "bound",
-        "adaptive",
-        "paper_size",
     ),
+    *("error_kinds", "topk", "annealing", "model_samples", "noise", "bound", "adaptive", "paper_size"),
 )
 
 

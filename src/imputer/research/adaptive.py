@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from imputer.display.drawings import Panel
 from imputer.research import plots
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, dp, way
@@ -31,4 +32,4 @@ def draw(result: Result, path: Path) -> None:
     lines: dict[str, list[tuple[float, ...]]] = {"block": [], "adaptive": []}
     for name, row in result.rows.items():
         lines[row["way"]["strategy"]].append((row["passes"], 100 * result.rate(name).value))
-    plots.save(path, [plots.Panel("passes, mean over utterances", "word error rate, %", lines)])
+    plots.save(path, [Panel("passes, mean over utterances", "word error rate, %", lines)])

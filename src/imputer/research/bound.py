@@ -67,7 +67,7 @@ def run(lab: Lab) -> dict[str, Any]:
     examples = aligned_examples(lab, trained["CTC expert"])
     networks = {name: models.load(one.model)[0] for name, one in trained.items()}
     return {
-        "noise": noise_of(lab),
+        "noise": rollin_noise(lab),
         "likelihoods": {name: likelihoods(network, examples) for name, network in networks.items()},
         "gradients": {
             name: gradient_noise(networks[name], evaluation.spread(examples, GRADIENT_UTTERANCES))
@@ -79,7 +79,7 @@ def run(lab: Lab) -> dict[str, Any]:
     }
 
 
-def noise_of(lab: Lab) -> str:
+def rollin_noise(lab: Lab) -> str:
     """The noise of the data set's roll-ins, if it is one whose entropy is known here."""
     noise = lab.dataset.settings.rollin.noise
     return noise if noise in NOISES else NOISES[0]
@@ -100,7 +100,7 @@ def aligned_examples(lab: Lab, expert: Trained) -> list[Example]:
         best, score = alignments.best_alignment(log_probs, torch.tensor([target]), lengths, size)
         if bool(score.isfinite()) and int(lengths) >= BLOCK_SIZE:
             features = extract(chosen[place], torch.Generator())[None]
-            found[place] = Example(chosen[place].id, features, target, best[0].tolist(), noise_of(lab))
+            found[place] = Example(chosen[place].id, features, target, best[0].tolist(), rollin_noise(lab))
     return [found[place] for place in sorted(found)]
 
 

@@ -1,6 +1,5 @@
 """The data sets of the experiments, by name; missing manifests are made from what the data folder holds."""
 
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -9,6 +8,7 @@ from pathlib import Path
 from imputer import configs
 from imputer.corpora import CORPORA, Dropped, Options, tones
 from imputer.corpora.cmudict import NAME as DICTIONARY
+from imputer.corpora.download import unpack
 from imputer.corpora.librispeech import SUBSETS
 from imputer.corpora.validation import write_manifests
 from imputer.data import manifest
@@ -176,17 +176,15 @@ def made_tones(
     parts = {"train": (utterances, 0), "valid": (scored, 1), "test": (scored, 2)}
     for name, (count, seed) in parts.items():
         if not (folder / name / "manifest.jsonl").is_file():
-            tones.make(str(folder / name), count, seed=seed)
+            tones.make(folder / name, count, seed=seed)
     train, valid, test = (folder / name / "manifest.jsonl" for name in parts)
     expert, imputer, analysis, unconverged = steps
-    settings = configs.Config(
-        front_end=configs.FrontEnd(channels=4),
-        model=configs.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0),
-        vocabulary=configs.Vocabulary(units="characters", size=9),
-        data=configs.Data(batch_seconds=20, workers=0, valid_utterances=20),
-        training=configs.Training(
-            learning_rate=4e-3, warmup_steps=20, validate_every=max(1, imputer // 4), checkpoint_every=1000
-        ),
+    settings = configs.read("tones")
+    often = max(1, imputer // 4)
+    settings = replace(
+        settings,
+        data=replace(settings.data, batch_seconds=20, valid_utterances=20),
+        training=replace(settings.training, warmup_steps=20, validate_every=often),
     )
     return DataSet(
         *("tones", train, valid, test, settings),
@@ -291,12 +289,5 @@ def unpacked(data: Path, name: str, what: str) -> Path:
         return folder
     if not archive.is_file():
         raise UsageError(f"neither {folder}/ nor {archive} is there; expected {what}")
-    beside = data / f".{name}.part"
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(beside, filter="data")
-        (beside / name).rename(folder)
-        beside.rmdir()
-    except (OSError, tarfile.TarError) as error:
-        raise UsageError(f"cannot unpack {archive}: {error}") from error
+    unpack(archive, data, name)
     return folder

@@ -14,7 +14,7 @@ from imputer.transcripts import Transcript
 TITLE = "Figure 4, a decoding path"
 QUESTION = "How does an Imputer fill in an alignment, one frame per block per pass?"
 DATASET = "libri"
-SECONDS = 2.5  # the utterance nearest to this length is shown, whatever comes of it
+SECONDS = 2.5  # the utterance nearest to this length is shown, right or wrong
 
 
 def run(lab: Lab) -> dict[str, Any]:

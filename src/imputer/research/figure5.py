@@ -72,9 +72,8 @@ def text(result: Result) -> str:
 def claims(result: Result) -> list[Claim]:
     """8 is best: holds if it is, open if the best one is not surely better, as one of four that might have been."""
     found = []
-    level = 1 - (1 - LEVEL) / (
-        len(SIZES) - 1
-    )  # so that one of four is as rarely better by chance as one alone
+    # So that one of four is as rarely better by chance as one alone.
+    level = 1 - (1 - LEVEL) / (len(SIZES) - 1)
     for strategy in PAPER_BY_SIZE:
         others = {
             size: result.difference(at(strategy, 8), at(strategy, size), level) for size in SIZES if size != 8

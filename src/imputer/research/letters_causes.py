@@ -1,4 +1,4 @@
-"""Why DP stands still on letters to phonemes where CTC goes on: one change at a time, each training under an hour.
+"""Why DP stops improving on letters to phonemes and CTC does not: one change at a time, each training under an hour.
 
 Every training is a run of its own that resumes. `timeout -s INT 55m imputer reproduce letters_causes` works for 55
 minutes; the same command resumes. The expert is the same for all rows. Row by row, in steps of the main table:
@@ -16,6 +16,7 @@ minutes; the same command resumes. The expert is the same for all rows. Row by r
 from pathlib import Path
 from typing import Any
 
+from imputer.display.drawings import Panel
 from imputer.research import plots
 from imputer.research.comparison import CTC, DP, at, whole_budget
 from imputer.research.results import Result
@@ -84,4 +85,4 @@ def text(result: Result) -> str:
 def draw(result: Result, path: Path) -> None:
     """One-pass WER on the validation words against steps."""
     lines = {name: [(step, 100 * wer) for step, wer in points] for name, points in result["curves"].items()}
-    plots.save(path, [plots.Panel("steps", "validation WER in one pass, %", lines)])
+    plots.save(path, [Panel("steps", "validation WER in one pass, %", lines)])

@@ -10,13 +10,6 @@ from imputer.research.trainings import Lab
 TITLE = "The paper's size"
 QUESTION = "Do the configurations `wsj` and `librispeech` train, and what would the whole of it take?"
 DATASET = ""  # made data of its own
-COLUMNS = {
-    "GFLOP per second of audio": "gflop_per_second_of_audio",
-    "activations, MB per second of audio": "activation_mb_per_second",
-    "weights and optimiser, GB": "state_gb",
-    "epochs": "epochs",
-    f"hours on one {benchmark.GPU}": "gpu_hours",
-}
 
 
 def run(lab: Lab | None, *, quick: bool = False) -> dict[str, Any]:
@@ -26,15 +19,8 @@ def run(lab: Lab | None, *, quick: bool = False) -> dict[str, Any]:
 
 def table(result: Result) -> list[str]:
     """A row per configuration."""
-    rows = [
-        (
-            f"`{name}`",
-            f"{found['parameters'] / 1e6:.1f} M",
-            *(f"{found[key]:.3g}" for key in COLUMNS.values()),
-        )
-        for name, found in result["figures"].items()
-    ]
-    return markdown(("", "parameters", *COLUMNS), rows)
+    rows = [(f"`{name}`", *benchmark.cells(found)) for name, found in result["figures"].items()]
+    return markdown(("", "parameters", *benchmark.COLUMNS), rows)
 
 
 def text(result: Result) -> str:

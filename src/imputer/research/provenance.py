@@ -53,9 +53,8 @@ def checkout() -> tuple[str, bool]:
 
     An installed package has no checkout: the commit is then empty, and ``code`` says what ran.
     """
-    if not _git(
-        "ls-files", "--", "__init__.py"
-    ):  # nor is an environment inside another repository a checkout of ours
+    # Nor is an environment inside another repository a checkout of ours.
+    if not _git("ls-files", "--", "__init__.py"):
         return "", False
     return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", "."))
 
@@ -120,14 +119,11 @@ def statements(source: str) -> str:
     """Python source without what does not run."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                node.body = node.body[1:] or [ast.Pass()]
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
 
 

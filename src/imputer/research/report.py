@@ -64,7 +64,7 @@ def title(result: Result) -> str:
     return str(module.TITLE) if own else f"{module.TITLE}, on {result.data['name'].replace('_', ' ')}"
 
 
-def claims_of(result: Result) -> list[Claim]:
+def claims_about(result: Result) -> list[Claim]:
     """What an experiment says about the paper's claims."""
     module = research.load(result.experiment)
     return module.claims(result) if hasattr(module, "claims") else []
@@ -74,7 +74,7 @@ def page(folder: Path, result: Result, every: Mapping[str, Result]) -> str:
     """Question, verdict, table, picture, what follows, provenance."""
     module = research.load(result.experiment)
     lines = [f"# {title(result)}", "", str(module.QUESTION), ""]
-    if claims := claims_of(result):
+    if claims := claims_about(result):
         rows = [(one.claim, one.paper, one.ours, f"**{one.verdict}**") for one in claims]
         lines += ["## Verdict", "", *markdown(("claim", "paper", "here", ""), rows), ""]
     lines += ["## Table", ""]
@@ -178,7 +178,7 @@ def claims_table(every: Mapping[str, Result]) -> list[str]:
     cells: dict[tuple[str, str], list[str]] = {}
     for result in ordered(every):
         column = COLUMNS.get(result.data.get("name", ""))
-        for claim in claims_of(result) if column else []:
+        for claim in claims_about(result) if column else []:
             if claim.key:
                 link = f"[{claim.short}](docs/results/{result.name}.md)"
                 cells.setdefault((claim.key, str(column)), []).append(f"**{claim.verdict}** {link}")
@@ -233,8 +233,7 @@ def write(folder: Path, redrawn: Sequence[str] | None = None) -> Path:
     if set(SUMMARY_PANELS) & set(names):
         draw_summary(every, docs / "summary.svg")
     for path, text in texts(folder).items():
-        with atomic_files.replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        atomic_files.write_text(path, text)
     return folder.parent / "RESULTS.md"
 
 

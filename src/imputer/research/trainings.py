@@ -27,7 +27,7 @@ from imputer.research.datasets import DataSet
 from imputer.support import atomic_files, progress
 from imputer.vocabulary import Vocabulary
 
-CONTINUED_RATE = 0.67  # of the learning rate, when training goes on from the expert's weights
+CONTINUED_RATE = 0.67  # of the learning rate, when training starts from the expert's weights
 Objective = Literal["ctc", "imitation", "dynamic_programming"]
 
 
@@ -240,9 +240,8 @@ class Trainings:
             )
             with recorded(trained.folder / "provenance.json", settings, self.dataset):
                 training.train(placed, trained.folder)
-            shutil.rmtree(
-                trained.folder / "checkpoints", ignore_errors=True
-            )  # most of the disk, no longer needed
+            # Most of the disk, and no longer needed.
+            shutil.rmtree(trained.folder / "checkpoints", ignore_errors=True)
         return trained
 
     def _tokenizer(self, settings: configs.Config) -> Path:
@@ -312,8 +311,7 @@ def recorded(path: Path, settings: configs.Config, dataset: DataSet) -> Iterator
             "dirty": dirty,
             "code": provenance.code(provenance.TRAINING),
         }
-        with atomic_files.replacing(path) as temporary:
-            temporary.write_text(json.dumps(content))
+        atomic_files.write_text(path, json.dumps(content))
 
 
 def aligned(expert: Trained, dataset: DataSet) -> Path:
@@ -373,8 +371,8 @@ def transcribed(
                         text = vocabulary.decode(tokens)
                         found[place] = Hypothesis(text, tokens, references[place], item.passes)
                     advance(one.passes(network), one.name)
-                with atomic_files.replacing(paths[one]) as temporary:
-                    temporary.write_text(json.dumps([asdict(found[i]) for i in range(len(utterances))]))
+                kept = json.dumps([asdict(found[i]) for i in range(len(utterances))])
+                atomic_files.write_text(paths[one], kept)
     return {one: [Hypothesis(**each) for each in json.loads(path.read_text())] for one, path in paths.items()}
 
 

@@ -90,9 +90,8 @@ class OnnxImputer:
     ) -> None:
         self.settings, self.vocabulary_size, self.mask = settings, vocabulary_size, vocabulary_size + 1
         self.merge_repeats = settings.merge_repeats
-        self.front_end = frontends.build(
-            front_end, settings.width
-        )  # for ``extract``; its weights are in encode
+        # For ``extract``; its weights are in encode.
+        self.front_end = frontends.build(front_end, settings.width)
         self.sessions = sessions
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

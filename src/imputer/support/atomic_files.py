@@ -36,6 +36,12 @@ def replacing(path: Path | str) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path | str, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def probe(path: Path | str) -> None:
     """Raise before the work what would fail after it."""
     path = Path(path)

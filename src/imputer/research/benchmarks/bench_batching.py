@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from imputer import audio
+from imputer.audio.augmentation import babble_noise
 from imputer.data import manifest
 from imputer.data.batching import FilterbankExtract, SpeechDataset, batches, plan_epoch
 from imputer.data.manifest import Manifest, Utterance
@@ -45,29 +47,23 @@ def run(quick: bool = False) -> dict[str, Any]:
     return figures
 
 
-def _speechlike(seconds: float, random: np.random.Generator) -> np.ndarray:
+def _speechlike(seconds: float, generator: torch.Generator) -> np.ndarray:
     """Noise with the colour and the swelling of speech, so that codecs work about as hard as on speech."""
-    samples = int(seconds * 16000)
-    spectrum = np.fft.rfft(random.standard_normal(samples))
-    hertz = np.fft.rfftfreq(samples, 1 / 16000)
-    noise = np.fft.irfft(spectrum / (1 + (hertz / 500) ** 1.5), samples)
-    swell = np.interp(
-        np.arange(samples), np.arange(0, samples, 2000), random.uniform(0, 1, -(-samples // 2000))
-    )
-    return (0.3 * noise / np.abs(noise).max() * swell**2).astype(np.float32)
+    noise = babble_noise(int(seconds * audio.SAMPLE_RATE), audio.SAMPLE_RATE, generator)
+    return (0.3 * noise / noise.abs().max()).numpy()
 
 
 def _real_time(folder: Path, *, rounds: int, files: int) -> dict[str, float]:
     """Seconds of audio made into finished features in a second, for whole files and for slices of one."""
-    random = np.random.default_rng(0)
+    random, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     seconds = 8.0
     corpora: dict[str, list[Utterance]] = {"ogg": [], "flac": [], "ogg_slices": []}
     for kind in ("ogg", "flac"):
         for i in range(files):
             path = folder / f"{i}.{kind}"
-            audio.write(path, _speechlike(seconds, random))
+            audio.write(path, _speechlike(seconds, generator))
             corpora[kind].append(Utterance(f"{i}", str(path), seconds))
-    audio.write(folder / "long.ogg", _speechlike(10 * seconds, random))
+    audio.write(folder / "long.ogg", _speechlike(10 * seconds, generator))
     corpora["ogg_slices"] = [
         Utterance(f"{i}", str(folder / "long.ogg"), 5.0, offset=float(random.uniform(0, 10 * seconds - 5)))
         for i in range(files)

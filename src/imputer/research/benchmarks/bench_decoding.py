@@ -111,9 +111,8 @@ def _passes(network: model.Imputer, rounds: int) -> dict[str, Any]:
         partial = network.all_masked(acoustic)
         single, eight, encoding = least(
             [
-                partially(
-                    _repeat, 8, network.impute, acoustic, frame_lengths, partial
-                ),  # as long as the other
+                # Eight times, so that it takes as long as the other.
+                partially(_repeat, 8, network.impute, acoustic, frame_lengths, partial),
                 partially(_decode, network, acoustic, frame_lengths),
                 partially(network.encode, features, lengths),
             ],

@@ -7,6 +7,7 @@ machine disturb less. ``limit`` is the time just to read log_probs once and to w
 import ctypes
 import gc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +28,8 @@ TARGETS = {  # how many times faster than ctc_loss, without and with merging
     "block, c >= 1": (25, 25),
     "best alignment": (8, 8),
 }
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # log_probs, targets, lengths, sizes, alignments
+Block = Callable[[Tensor], None]
 MEMORY_TARGET = 5  # per cent of ctc_loss's, for a block roll-in with c >= 1
 
 
@@ -47,9 +50,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     return {"results": results}
 
 
-def make_batch(
-    shape: tuple[int, int, int, int], merge_repeats: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def make_batch(shape: tuple[int, int, int, int], merge_repeats: bool) -> Batch:
     """Random log_probs and targets, lengths, and the best alignments as the roll-in's."""
     batch, frames, tokens, size = shape
     draw = torch.Generator().manual_seed(0)
@@ -80,9 +81,9 @@ def roll_ins(lengths: Tensor) -> list[Tensor]:
     return [found[number] for number in range(BLOCK_SIZE)]
 
 
-def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) -> dict[str, Any]:
-    """Milliseconds of each competitor, and how many times faster than ctc_loss ours are."""
-    log_probs, targets, lengths, sizes, alignments = make_batch(shape, merge_repeats)
+def both_ways(batch: Batch, merge_repeats: bool) -> tuple[Callable[[], None], Callable[[], None], Block]:
+    """Forward and backward of torch's ctc_loss, of our CTC, and of a block roll-in with given commitments."""
+    log_probs, targets, lengths, sizes, alignments = batch
     time_first = log_probs.transpose(0, 1).contiguous().requires_grad_()  # as ctc_loss wants it
     ours = log_probs.clone().requires_grad_()
 
@@ -94,14 +95,20 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
         ctc(ours, targets, lengths, sizes, merge_repeats=merge_repeats).sum().backward()
         ours.grad = None
 
-    def block(committed: Tensor) -> Callable[[], None]:
-        def both_ways() -> None:
-            dynamic_programming(
-                ours, targets, alignments, committed, lengths, sizes, merge_repeats=merge_repeats
-            ).sum().backward()
-            ours.grad = None
+    def block(committed: Tensor) -> None:
+        dynamic_programming(
+            ours, targets, alignments, committed, lengths, sizes, merge_repeats=merge_repeats
+        ).sum().backward()
+        ours.grad = None
 
-        return both_ways
+    return theirs, all_masked, block
+
+
+def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) -> dict[str, Any]:
+    """Milliseconds of each competitor, and how many times faster than ctc_loss ours are."""
+    batch = make_batch(shape, merge_repeats)
+    log_probs, targets, lengths, sizes, _ = batch
+    theirs, all_masked, block = both_ways(batch, merge_repeats)
 
     def best() -> None:
         best_alignment(log_probs, targets, lengths, sizes, merge_repeats=merge_repeats)
@@ -110,7 +117,7 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
         log_probs.sum()
         torch.zeros_like(log_probs)
 
-    blocks = [block(committed) for committed in roll_ins(lengths)]
+    blocks = [partial(block, committed) for committed in roll_ins(lengths)]
     times = least([theirs, all_masked, best, limit, *blocks], rounds)
     theirs_ms, masked_ms, best_ms, limit_ms, *block_ms = (1000 * seconds for seconds in times)
     milliseconds = {
@@ -135,30 +142,16 @@ def measure_memory(shape: tuple[int, int, int, int], merge_repeats: bool, times:
 
     Measured with ``times`` as many items, because Linux counts resident pages by the dozen.
     """
-    log_probs, targets, lengths, sizes, alignments = make_batch((shape[0] * times, *shape[1:]), merge_repeats)
-    time_first = log_probs.transpose(0, 1).contiguous().requires_grad_()
-    log_probs.requires_grad_()
-    committed = roll_ins(lengths)[1]  # c = 1 keeps the longest runs of all with c >= 1
-
-    def theirs() -> None:
-        torch.nn.functional.ctc_loss(time_first, targets, lengths, sizes, reduction="sum").backward()
-        time_first.grad = None
-
-    def all_masked() -> None:
-        ctc(log_probs, targets, lengths, sizes, merge_repeats=merge_repeats).sum().backward()
-        log_probs.grad = None
-
-    def block() -> None:
-        dynamic_programming(
-            log_probs, targets, alignments, committed, lengths, sizes, merge_repeats=merge_repeats
-        ).sum().backward()
-        log_probs.grad = None
-
-    gradient = log_probs.numel() * log_probs.element_size() / 2**20
-    extra = {
-        name: (peak(competitor) - gradient) / times
-        for name, competitor in {"ctc_loss": theirs, "all masked": all_masked, "block, c >= 1": block}.items()
+    batch = make_batch((shape[0] * times, *shape[1:]), merge_repeats)
+    theirs, all_masked, block = both_ways(batch, merge_repeats)
+    committed = roll_ins(batch[2])[1]  # c = 1 keeps the longest runs of all with c >= 1
+    competitors: dict[str, Callable[[], None]] = {
+        "ctc_loss": theirs,
+        "all masked": all_masked,
+        "block, c >= 1": partial(block, committed),
     }
+    gradient = batch[0].numel() * batch[0].element_size() / 2**20
+    extra = {name: (peak(work) - gradient) / times for name, work in competitors.items()}
     return {
         "megabytes": extra,
         "per_cent": {name: 100 * value / extra["ctc_loss"] for name, value in extra.items()},

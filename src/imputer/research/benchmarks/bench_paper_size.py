@@ -17,36 +17,30 @@ GPU, GPU_PEAK, ASSUMED_SHARE = "NVIDIA A100 80 GB", 312e12, 0.35
 CORPUS_HOURS = {"wsj": 82, "librispeech": 960}
 UTTERANCE_SECONDS = {"wsj": 8, "librispeech": 12}  # about the mean; attention costs more in longer ones
 TOKENS = 400
+COLUMNS = {
+    "GFLOP per second of audio": "gflop_per_second_of_audio",
+    "activations, MB per second of audio": "activation_mb_per_second",
+    "weights and optimiser, GB": "state_gb",
+    "epochs": "epochs",
+    f"hours on one {GPU}": "gpu_hours",
+}
 
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures of one or more real steps of each configuration."""
     figures = {name: measure(name, steps=1 if quick else 3) for name in (("wsj",) if quick else CORPUS_HOURS)}
     rows = [
-        (
-            name,
-            f"{f['parameters'] / 1e6:.1f} M",
-            f"{f['gflop_per_second_of_audio']:.1f}",
-            " ".join(f"{loss:.0f}" for loss in f["losses"]),
-            f"{f['audio_per_second']:.1f}",
-            f"{f['activation_mb_per_second']:.1f}",
-            f"{f['state_gb']:.2f}",
-            f"{f['gpu_hours']:.1f}",
-        )
+        (name, *cells(f), f"{f['audio_per_second']:.1f}", " ".join(f"{loss:.0f}" for loss in f["losses"]))
         for name, f in figures.items()
     ]
-    headings = (
-        *(
-            "config",
-            "parameters",
-            "GFLOP per s of audio, step",
-            "loss, step by step",
-            "s of audio per s here",
-        ),
-        *("activations, MB per s of audio", "weights + optimiser, GB", f"hours on one {GPU}"),
-    )
+    headings = ("config", "parameters", *COLUMNS, "s of audio per s here", "loss, step by step")
     show("the paper's networks at full size", headings, rows)
     return figures
+
+
+def cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    """What a table says of a configuration: its parameters, and the figures of ``COLUMNS``."""
+    return f"{figures['parameters'] / 1e6:.1f} M", *(f"{figures[key]:.3g}" for key in COLUMNS.values())
 
 
 def measure(name: str, steps: int) -> dict[str, Any]:

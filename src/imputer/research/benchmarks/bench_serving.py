@@ -28,6 +28,7 @@ import numpy as np
 
 from imputer import models
 from imputer.errors import ImputerError, UsageError
+from imputer.research.measuring import show
 from imputer.server.launch import default_model
 from imputer.server.metrics import resident_bytes
 
@@ -374,14 +375,7 @@ def _is_whole(answer: Any) -> bool:
 
 
 def _show(figures: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        *("clients", "batching", "req/s", "p50 ms", "p95 ms", "gain", "by processor", "target"),
-        title=f"serving {figures['model']}, recordings of {SECONDS[0]:g} to {SECONDS[1]:g} s, one thread",
-        title_justify="left",
-    )
+    rows = []
     for count in CLIENTS:
         gains = [f"{figures[f'{gain}_{count}']:.2f}x" for gain in ("batching_gain", "processor_gain")]
         ends = {"off": ["", "", ""], "on": [*gains, f"{BATCHING_TARGET:g}x" if count == 8 else ""]}
@@ -390,26 +384,27 @@ def _show(figures: dict[str, Any]) -> None:
                 f"{figures[f'{figure}_{count}_{name}'] * scale:.3g}"
                 for figure, scale in (("per_second", 1), ("p50", 1000), ("p95", 1000))
             ]
-            table.add_row(str(count), name, *cells, *end)
-    second = Table("figure", "value", "target", title="attacks and mixed uploads", title_justify="left")
-    second.add_row(
-        f"{SHORT_SECONDS:g} s requests alone, p50 and p99, ms",
-        f"{figures['alone_p50'] * 1000:.0f}, {figures['alone_p99'] * 1000:.0f}",
-        "",
-    )
-    for passes in (8, 64):
-        second.add_row(
+            rows.append([str(count), name, *cells, *end])
+    lengths = f"recordings of {SECONDS[0]:g} to {SECONDS[1]:g} s"
+    headings = ("clients", "batching", "req/s", "p50 ms", "p95 ms", "gain", "by processor", "target")
+    show(f"serving {figures['model']}, {lengths}, one thread", headings, rows)
+    alone = f"{figures['alone_p50'] * 1000:.0f}, {figures['alone_p99'] * 1000:.0f}"
+    waits = [
+        (
             f"beside {LONG_SECONDS:g} s at {passes} passes, p99 / p50 alone",
             f"{figures[f'wait_ratio_{passes}']:.1f}x",
             f"{WAIT_TARGET:g}x",
         )
+        for passes in (8, 64)
+    ]
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(figures["mixed_statuses"].items()))
-    second.add_row("uploads, good and malformed, 8 clients", str(figures["mixed_uploads"]), "")
-    second.add_row("answers by status (499: the client left)", statuses, "")
-    second.add_row("wrong or lost answers", str(figures["mixed_wrong"]), "0")
-    second.add_row("memory after / before", f"{figures['memory_ratio']:.3f}", f"{MEMORY_TARGET:g}")
-    second.add_row("memory after, MB", f"{figures['memory_after_mb']:.0f}", "")
-    for shown in (table, second):
-        for column in shown.columns[1:]:
-            column.justify = "right"
-        Console().print(shown)
+    others = [
+        (f"{SHORT_SECONDS:g} s requests alone, p50 and p99, ms", alone, ""),
+        *waits,
+        ("uploads, good and malformed, 8 clients", str(figures["mixed_uploads"]), ""),
+        ("answers by status (499: the client left)", statuses, ""),
+        ("wrong or lost answers", str(figures["mixed_wrong"]), "0"),
+        ("memory after / before", f"{figures['memory_ratio']:.3f}", f"{MEMORY_TARGET:g}"),
+        ("memory after, MB", f"{figures['memory_after_mb']:.0f}", ""),
+    ]
+    show("attacks and mixed uploads", ("figure", "value", "target"), others)

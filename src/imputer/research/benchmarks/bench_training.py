@@ -207,7 +207,7 @@ def matmul_peak() -> float:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Seconds of processor time that ``work`` takes: with one thread that is the clock's, less what others take."""
+    """Seconds of processor time that ``work`` takes; with one thread, wall time without that of other programs."""
     start = time.process_time()
     work()
     return time.process_time() - start

@@ -1,0 +1,39 @@
+"""Work in worker processes, its results in order."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_order(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    *,
+    start: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
+) -> Iterator[tuple[Item, Result]]:
+    """(item, result) for all items, computed a little ahead; every worker first calls ``start(*arguments)``.
+
+    With one worker or none, the work is done in this process, without ``start``.
+    """
+    if workers <= 1:
+        for item in items:
+            yield item, work(item)
+        return
+    waiting = iter(items)
+    # Started afresh: a fork of a process with thread pools can hang.
+    with ProcessPoolExecutor(workers, get_context("spawn"), start, arguments) as pool:
+        ahead = [(item, pool.submit(work, item)) for item in islice(waiting, 4 * workers)]
+        try:
+            while ahead:
+                item, future = ahead.pop(0)
+                yield item, future.result()
+                ahead += [(item, pool.submit(work, item)) for item in islice(waiting, 1)]
+        finally:
+            pool.shutdown(cancel_futures=True)
