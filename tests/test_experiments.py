@@ -22,11 +22,11 @@ from imputer import configs, masking, research, rollin, training
 from imputer.corpora import tones
 from imputer.corpora.librispeech import SUBSETS
 from imputer.data.manifest import Manifest
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError
 from imputer.evaluation.trials import Estimate
 from imputer.model import Imputer
 from imputer.recognizer import Recognizer
-from imputer.research import bound, claims, datasets, provenance, report, results
+from imputer.research import bound, claims, datasets, migration, provenance, report, results
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, Trained, curve, dp, kinds, run_name, transcribed, way
 from imputer.vocabulary import Vocabulary
@@ -431,6 +431,82 @@ def test_verdicts_follow_the_interval() -> None:
     ):
         assert {verdict(one) for one in alone} == {left}
     assert claims.expects(replace(lower, seeds=1, paired=True), -1) == holds  # one model, decoded in two ways
+
+
+# --- migration
+
+
+def old_file(folder: Path, words: list[int], **more: Any) -> dict[str, Any]:
+    rows = []
+    for model, size in (
+        ("CTC, longer", 1),
+        ("CTC", 1),
+        *((f"Imputer ({o}), from scratch", n) for o in ("IM", "DP") for n in (1, 8)),
+    ):
+        errors = [(e + size) % 3 for e in words]
+        row = {
+            "name": f"{model}, {size}",
+            "model": model,
+            "block_size": size,
+            "strategy": "block",
+            "options": {},
+        }
+        row |= {"passes": size, "steps": 6, "word_errors": errors, "character_errors": errors}
+        rows.append(row | {"wer": {"value": sum(errors) / 20}, "cer": {"value": sum(errors) / 70}})
+    data = {"name": "libri", "about": "dev-clean less 4 speakers; scored on 20 speakers of test-clean"}
+    data |= {"not_comparable": "made", "train_hours": 1.0, "test_utterances": 10}
+    content = {
+        "experiment": "table2",
+        "quick": False,
+        "command": "imputer reproduce table2",
+        "seeds": [0],
+        "data": data,
+    }
+    content |= {"hardware": {"processor": "p", "python": "3", "torch": "2", "imputer": "0"}, "rows": rows}
+    content |= {"steps": {"expert": 2, "imputer": 2, "analysis": 2}, "trainings": {"run": 3}} | more
+    (folder / "table2.json").write_text(json.dumps(content))
+    return content
+
+
+def test_old_results_are_migrated_if_their_errors_add_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    lines = [
+        json.dumps(
+            {
+                "id": f"u{n}",
+                "audio_filepath": "a.wav",
+                "duration": 1.0,
+                "text": "bad cab",
+                "speaker": f"{n % 5}",
+            }
+        )
+        for n in range(10)
+    ]
+    (tmp_path / "libri-test-clean-a.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "bound.json").write_text(json.dumps({"experiment": "bound"}))
+    old = old_file(folder, [*range(10)])
+    migration.main([str(folder), "--data", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "bound: dropped" in said and not (folder / "bound.json").exists()
+    found = results.read_all(folder)
+    assert list(found) == ["start", "table2"] and not any(results.check(one) for one in found.values())
+    table2 = found["table2"]
+    assert list(table2.rows) == ["CTC", "IM, 1 pass", "IM, 8 passes", "DP, 1 pass", "DP, 8 passes"]
+    assert table2.rate("CTC").value == old["rows"][0]["wer"]["value"]
+    assert (
+        table2.difference("DP, 1 pass", "DP, 8 passes").paired
+        and not table2.difference("CTC", "DP, 1 pass").paired
+    )
+    assert table2.data["about"] == "dev-clean without its held-out speakers; scored on test-clean-a"
+    assert "Recorded before provenance" in report.page(folder, table2, found)
+    old["rows"][1]["word_errors"][3] += 1
+    old_file(folder, [*range(10)], rows=old["rows"])
+    with pytest.raises(ImputerError, match=r"table2\.json, CTC, 1: wer is"):
+        migration.migrate(folder, tmp_path)
+    assert json.loads((folder / "table2.json").read_text())["rows"] == old["rows"]  # nothing was touched
 
 
 # --- data

@@ -2,8 +2,8 @@
 
 A file holds ``rows``, one per model and way of decoding: the errors of every utterance with every seed. What a report
 says of them is computed from these (``Result.rate``, ``Result.difference``); the main figures are also written into the
-file for readers, and ``check`` computes them again. Nothing is edited by hand. Files of format 1 were converted once,
-by the program ``research/migration.py`` of commit da6ca20.
+file for readers, and ``check`` computes them again. Nothing is edited by hand: a change of form is a program with a
+test (``migration.py``).
 """
 
 import json
@@ -39,7 +39,9 @@ class Result:
         except (OSError, ValueError) as error:
             raise ImputerError(f"cannot read {path}: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ImputerError(f"{path}: not a results file of format {FORMAT}")
+            raise ImputerError(
+                f"{path}: not a results file of format {FORMAT}; `python -m imputer.research.migration` reads format 1"
+            )
         return cls(path.stem, content)
 
     def __getitem__(self, key: str) -> Any:
