@@ -131,7 +131,7 @@ def _checked(line: bytes) -> dict[str, Any]:
         fields, end = _decode(text)  # half the time of json.loads
         if end != len(text):
             raise ValueError(f"more after the object: {text[end : end + 20]!r}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
     if not _right(fields):
         raise ValueError(_complaint(fields))
