@@ -85,7 +85,7 @@ class LanguageModel:
             about, arrays = _parsed(content)
             if about.get("format") != FORMAT:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ImputerError(f"{path} is not a language model written by `imputer lm build`") from error
         if about.get("checksum") != _checksum(arrays) or set(arrays) != set(trie.Trie._fields):
             raise ImputerError(

@@ -198,8 +198,8 @@ def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             kinds = {name: one.get_dtype() for name, one in slices.items()}
             shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
     for name, kind in kinds.items():
@@ -260,8 +260,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
 
