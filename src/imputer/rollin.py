@@ -4,9 +4,11 @@ Alignments come from an expert, are stored offline in one compact file, and are 
 What is drawn for (seed, step, utterance) does not depend on batching, ranks or earlier draws.
 """
 
+import errno
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,8 @@ from torch import Tensor
 
 from imputer import lattice, masking
 from imputer.alignments import collapse
-from imputer.errors import UsageError
-from imputer.support import atomic_files
+from imputer.errors import ImputerError, UsageError
+from imputer.support import atomic_files, checksums
 
 BLANK = 0
 
@@ -253,6 +255,9 @@ class AlignmentStore:
         from safetensors import SafetensorError, safe_open
 
         try:
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            checksums.check(path)  # files of older versions have none
             with safe_open(str(path), framework="np") as file:
                 metadata = file.metadata() or {}
                 header = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
@@ -262,15 +267,20 @@ class AlignmentStore:
                 # (utterance, 2): text and sound of what was aligned; None in files of older versions.
                 self._fingerprints = file.get_tensor("fingerprints") if "fingerprints" in header else None
                 names = file.get_tensor("names").tobytes().decode().split("\n")
+            self.path = Path(path)
+            self.provenance = Provenance(**json.loads(metadata["provenance"]))
+            self.names = [name for name in names if name]
+            self._index = {name: i for i, name in enumerate(self.names)}
+            self._tokens = _memory_mapped(self.path, "tokens")
+            steps = np.diff(self._offsets, prepend=0, append=len(self._tokens))
+            if len(self._offsets) != len(self.names) + 1 or (steps < 0).any() or steps[-1] or steps[0]:
+                raise ValueError("its offsets do not fit its names and tokens")
+        except UsageError:
+            raise
         except OSError as error:
             raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
-        except SafetensorError as error:
+        except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"{path} is damaged or not an alignment file: {error}") from error
-        self.path = Path(path)
-        self.provenance = Provenance(**json.loads(metadata["provenance"]))
-        self.names = [name for name in names if name]
-        self._index = {name: i for i, name in enumerate(self.names)}
-        self._tokens = _memory_mapped(self.path, "tokens")
 
     def __len__(self) -> int:
         return len(self._index)
@@ -280,7 +290,9 @@ class AlignmentStore:
 
     def __call__(self, name: str) -> list[int]:
         """The alignment of one utterance."""
-        i = self._index[name]
+        i = self._index.get(name)
+        if i is None:
+            raise ImputerError(f"{self.path} has no alignment for utterance {name!r}")
         return self._tokens[self._offsets[i] : self._offsets[i + 1]].tolist()
 
     @property
@@ -328,7 +340,8 @@ def write_alignments(
         arrays["fingerprints"] = np.array(numbers, dtype=np.uint64).reshape(-1, 2)
     metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
     with atomic_files.replacing(path) as temporary:
-        save_file(arrays, temporary, metadata=metadata)
+        save_file(arrays, temporary, metadata=metadata | {checksums.KEY: checksums.EMPTY})
+        checksums.stamp(temporary)
 
 
 def _memory_mapped(path: Path, name: str) -> np.ndarray:
