@@ -176,8 +176,13 @@ def test_a_folder_and_a_table_give_one_file_for_each_recording(
     table.write_text("\n".join(["file,text", *rows]))
     imputer("align", str(table), "--model", str(expert), "-o", str(tmp_path / "times"))
     assert len(list((tmp_path / "times").glob("*.json"))) == 2
-    said = imputer("align", str(source), "--model", str(expert), check=False)
-    assert said.returncode == 2 and "--output FOLDER" in said.stderr
+    for words in ([], ["-o", str(tmp_path / "new.srt")]):
+        said = imputer("align", str(source), "--model", str(expert), *words, check=False)
+        assert said.returncode == 2 and "--output FOLDER" in said.stderr
+    said = imputer(
+        "align", str(source), "--model", str(expert), "--format", "txt", "-o", str(source), check=False
+    )
+    assert said.returncode == 2 and "a.txt is there already, beside" in said.stderr
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -211,7 +216,10 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
     [
         (["no.wav", "--text", "abc"], 2, "no.wav: no such file"),
         (["AUDIO"], 2, "give a recording and its text"),
-        (["AUDIO", "no.txt"], 2, "cannot read the text no.txt"),
+        (["AUDIO", "no.txt"], 2, "cannot read the text no.txt: No such file or directory\n"),
+        (["AUDIO", "AUDIO"], 2, "is not UTF-8 text; the recording comes first, then its text"),
+        (["AUDIO", "no.txt", "--text", "abc"], 2, "give the text once: either the file no.txt or --text"),
+        (["AUDIO", "--text", "abc", "--format", "json", "-o", "AUDIO"], 2, "is what is to be aligned"),
         (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
         (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
         (["AUDIO", "--text", "abdgilmou " * 40], 1, "tokens, but the recording holds only"),

@@ -1,6 +1,7 @@
 """Checkpoints under damage: every flipped bit is noticed, and the run falls back to the one before."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -121,6 +122,11 @@ def test_a_run_without_any_intact_checkpoint_is_refused(corpus: str, stopped: Pa
         (lambda progress, _: progress.replace('"epoch": ', '"epoch": "x", "epochs": '), "is damaged"),
         (lambda progress, _: json.dumps(json.loads(progress) | {"position": "four"}), "position = 'four'"),
         (lambda progress, _: json.dumps(json.loads(progress) | {"step": 9}), "its progress says step 9"),
+        (
+            lambda progress, _: progress.replace('"seconds_of_audio": ', '"seconds_of_audio": 1' + 400 * "0"),
+            "is damaged",
+        ),
+        (lambda progress, _: json.dumps(json.loads(progress) | {"epoch": 10**400}), "its progress has epoch"),
         (lambda _, tensors: tensors.update({"optimizer.0.step": torch.tensor(59.0)}), "says 59"),
     ],
 )
@@ -148,12 +154,21 @@ def transpose_moment(_: str, tensors: dict[str, torch.Tensor]) -> None:
     tensors[name] = tensors[name].T.contiguous()
 
 
+def narrow(_: str, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.output.weight"] = tensors["model.output.weight"].to(torch.int8)
+
+
+def run_ahead(progress: str, _: dict[str, torch.Tensor]) -> str:
+    """The stream would look for that batch for hours."""
+    return json.dumps(json.loads(progress) | {"position": 10**9})
+
+
 def lose_moment(_: str, tensors: dict[str, torch.Tensor]) -> None:
     for name in [name for name in tensors if name.startswith("optimizer.0.")]:
         del tensors[name]
 
 
-@pytest.mark.parametrize("change", [rename, transpose, transpose_moment, lose_moment])
+@pytest.mark.parametrize("change", [rename, transpose, transpose_moment, lose_moment, narrow, run_ahead])
 def test_tensors_of_another_network_are_one_line(corpus: str, stopped: Path, change) -> None:  # type: ignore[no-untyped-def]
     rewritten(newest(stopped), change)
     with pytest.raises(UsageError, match=r"does not fit this run: .*remove it to resume from the one before"):
@@ -182,6 +197,78 @@ def test_what_killed_writers_left_is_removed(corpus: str, stopped: Path) -> None
         path.write_bytes(b"half")
     training.train(resumable(corpus), stopped)
     assert [path for path in stopped.rglob("*") if "part" in path.name] == []
+
+
+def test_metrics_that_are_not_ours_are_forgotten(corpus: str, whole: Path, stopped: Path) -> None:
+    garbage = b'[1]\n3\nnull\n{}\n{"step": "a"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n"
+    (stopped / "metrics.jsonl").write_bytes(garbage + b'{"step": 1}\n')
+    training.train(resumable(corpus), stopped)
+    assert json.loads((stopped / "metrics.jsonl").read_text().splitlines()[0]) == {"step": 1}
+    assert same_model(whole, stopped)
+
+
+def test_weights_that_are_not_finite_are_not_written(
+    corpus: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewritten(
+        newest(stopped),
+        lambda progress, tensors: (tensors["model.output.weight"].fill_(math.nan), progress)[1],
+    )
+    with pytest.raises(
+        ImputerError, match=r"weights output\.weight are not finite after step 12; no model was written"
+    ):
+        training.train(resumable(corpus), stopped)
+    assert not (stopped / "model").exists()
+    assert "4 steps skipped, the loss was not finite, first with tones-0-0" in capsys.readouterr().err
+
+
+# --- what is kept outside the checkpoints: the weights to stay near, the best model
+
+
+@pytest.fixture(scope="module")
+def tuned(corpus: str, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[configs.Config, Path]:
+    settings = settings_for(
+        corpus,
+        steps=4,
+        checkpoint_every=2,
+        keep_checkpoints=0,
+        validate_every=2,
+        start_from=str(whole / "model"),
+        stay_near=0.5,
+        keep_best=True,
+    )
+    folder = tmp_path_factory.mktemp("tuned")
+    training.train(settings, folder)
+    (folder / "checkpoints/step-00000004.safetensors").unlink()
+    return settings, folder
+
+
+def test_damage_to_the_weights_to_stay_near_is_noticed(
+    tuned: tuple[configs.Config, Path], tmp_path: Path
+) -> None:
+    settings, folder = tuned
+    path = shutil.copytree(folder, tmp_path / "run") / "start.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # the least bit of a number
+    path.write_bytes(content)
+    with pytest.raises(
+        UsageError, match=r"cannot use .*start\.safetensors, .*stay_near needs \(its checksum is"
+    ):
+        training.train(settings, tmp_path / "run")
+    path.unlink()
+    with pytest.raises(UsageError, match=r"cannot use .*start\.safetensors.*No such file"):
+        training.train(settings, tmp_path / "run")
+
+
+def test_a_lost_best_model_is_noticed_before_the_training(
+    tuned: tuple[configs.Config, Path], tmp_path: Path
+) -> None:
+    settings, folder = tuned
+    shutil.rmtree(shutil.copytree(folder, tmp_path / "run") / "best")
+    with pytest.raises(
+        UsageError, match=r"best/model\.safetensors is missing: the model of the best validation"
+    ):
+        training.train(settings, tmp_path / "run")
 
 
 def test_metrics_on_a_full_disk_are_named(corpus: str, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def without_fingerprints(store: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(str(store), framework="np") as file:
-        metadata = file.metadata()
+        metadata = {key: text for key, text in file.metadata().items() if key != "checksum"}
     tensors = load_file(store)
     del tensors["fingerprints"]
     save_file(tensors, store, metadata=metadata)
@@ -296,3 +296,50 @@ def test_a_validation_set_without_audio_is_refused(mine: Path, corpus: str, tmp_
     settings = replace(settings, data=replace(settings.data, valid=(str(tmp_path / "valid.jsonl"),)))
     with pytest.raises(ImputerError, match=r"data\.valid: 3 of 3 utterances cannot be used"):
         training.train(settings, tmp_path / "run")
+
+
+def test_validation_audio_that_cannot_be_read_is_no_perfect_score(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(mine.parent, tmp_path / "valid")
+    settings = short(mine, validate_every=2)
+    valid = (str(tmp_path / "valid/manifest.jsonl"),)
+    settings = replace(settings, data=replace(settings.data, valid=valid, unreadable_limit=0.2))
+    recordings = sorted((tmp_path / "valid").glob("*.wav"))
+    recordings[0].write_bytes(b"")
+    training.train(settings, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("validation: left out 1 x cannot be read, first: utterance 'tones-0-00000'") == 1
+    for path in recordings:
+        path.write_bytes(b"")
+    with pytest.raises(
+        ImputerError, match=r"data\.valid: 8 of 8 utterances cannot be used.*8 x cannot be read"
+    ):
+        training.train(settings, tmp_path / "other")
+    assert "wer_1 0.0 %" not in capsys.readouterr().err
+
+
+def test_a_network_that_is_nan_is_never_the_best(expert: Path, mine: Path, tmp_path: Path) -> None:
+    ruined = shutil.copytree(expert, tmp_path / "ruined")
+    weights = load_file(ruined / "model.safetensors")
+    weights["output.weight"][:] = float("nan")
+    save_file(weights, ruined / "model.safetensors")
+    settings = short(mine, start_from=str(ruined), keep_best=True, validate_every=2)
+    settings = replace(settings, data=replace(settings.data, valid=(str(mine),)))
+    with pytest.raises(ImputerError, match="not finite after step 4; no model was written"):
+        training.train(settings, tmp_path / "run")
+    assert not (tmp_path / "run/best").exists()
+
+
+def test_a_network_that_is_nan_aligns_nothing(expert: Path, mine: Path, tmp_path: Path) -> None:
+    ruined = shutil.copytree(expert, tmp_path / "ruined")
+    weights = load_file(ruined / "model.safetensors")
+    weights["output.weight"][:] = float("nan")
+    save_file(weights, ruined / "model.safetensors")
+    store = tmp_path / "a.alignments"
+    refused = imputer(
+        "align", "--manifest", str(mine), "--model", str(ruined), "--store", str(store), check=False
+    )
+    assert refused.returncode == 1 and not store.exists()
+    assert "of 8 utterances none could be aligned; the first: tones-0-0" in refused.stderr
+    assert "the network gave NaN (not a number)" in refused.stderr

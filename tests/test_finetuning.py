@@ -89,6 +89,21 @@ def test_texts_are_changed_no_more_than_the_vocabulary_needs() -> None:
     assert finetuning.writable("don't", vocabulary) == "don't"
     assert finetuning.writable("Hello, World!", vocabulary) == "hello world"
     assert finetuning.writable("3 apples", vocabulary) == "three apples"
+    assert finetuning.writable("I work at NASA.", vocabulary) == "i work at nasa"
+    for unknown in ("Привет, мир", "NASA 2024x", "???", ""):
+        assert finetuning.writable(unknown, vocabulary) is None
+
+
+def test_texts_that_the_model_cannot_write_are_dropped_by_name(
+    expert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = recordings(tmp_path / "mine", 8)
+    (source / "003.txt").write_text("Привет, мир")
+    vocabulary = models.load(expert)[1]
+    assert len(list(finetuning.readable(source, vocabulary, tmp_path))) == 7
+    assert (
+        "dropped 1 x text that the model cannot write, first: 003: 'Привет, мир'" in capsys.readouterr().err
+    )
 
 
 # --- staying near the start, keeping the best
@@ -200,6 +215,30 @@ def test_what_cannot_work_is_one_line(
     target = str(tmp_path / output) if output else str(expert)
     said = imputer("finetune", str(expert), str(source), "-o", target, "--minutes", minutes, check=False)
     assert said.returncode == 2 and says in said.stderr and "Traceback" not in said.stderr
+
+
+def test_an_output_that_would_hide_something_is_refused(
+    expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = recordings(tmp_path / "mine", 2)
+    monkeypatch.chdir(tmp_path)
+    for output, says in (("english", "which the folder would hide"), ("mine", "mine holds the recordings")):
+        said = imputer("finetune", str(expert), str(source), "-o", output, check=False)
+        assert said.returncode == 2 and says in said.stderr
+    said = imputer("finetune", "mine", "mine", "-o", "model", check=False)
+    assert said.returncode == 2 and "mine is not a model folder: config.toml is missing" in said.stderr
+
+
+def test_other_recordings_are_refused_without_an_option_of_another_command(
+    expert: Path, tmp_path: Path
+) -> None:
+    made = tones.make(str(tmp_path / "tones"), 60)
+    imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5")
+    said = imputer(
+        "finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.3", check=False
+    )
+    assert said.returncode == 2 and "--accept-changed-data" not in said.stderr
+    assert "the training data changed since" in said.stderr and "To start again, remove" in said.stderr
 
 
 # --- the recipe of the documentation

@@ -71,6 +71,7 @@ def test_paths_are_relative_to_the_manifest_and_move_with_it(tmp_path: Path) -> 
     [
         ('{"id": "a", ', "not JSON"),
         ("just words", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("\udcff", "not JSON"),
         ("[1, 2]", "not a JSON object"),
         ({k: v for k, v in GOOD.items() if k != "id"}, "'id' is missing"),

@@ -26,6 +26,13 @@ def close_to(counts, expected, draws):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_block_far_beyond_the_frames_takes_no_memory(policy):
+    committed = POLICIES[policy](torch.tensor([5, 3]), block_size=10**15, generator=seeded())
+    assert committed.shape == (2, 5)
+    assert not committed[1, 3:].any()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @given(batch=st.integers(0, 3), block_size=st.integers(1, 9), width=st.sampled_from([None, 0, 5]))
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_batch_without_frames_commits_nothing(policy, batch, block_size, width):

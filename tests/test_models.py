@@ -59,6 +59,7 @@ def test_half_precision_is_read_as_float32(expert: Path, tmp_path: Path) -> None
             "vocabulary = .*, but it takes a section|not valid TOML",
         ),
         ("[model]", "[model]\nx = " + "[" * 100_000, "not valid TOML|nested too deeply"),
+        ("[model]", "[model]\nx" + ".x" * 100_000 + " = 1", "nested too deeply"),
     ],
 )
 def test_an_absurd_configuration_is_one_line(folder: Path, old: str, new: str, says: str) -> None:
@@ -88,6 +89,22 @@ def test_a_file_of_gigabytes_is_not_read(folder: Path, name: str, size: int) -> 
     os.truncate(folder / name, size)  # sparse: it takes no space
     with pytest.raises(UsageError, match=rf"{name} has {size:,} bytes; more than"):
         models.load(folder)
+
+
+def test_weights_that_do_not_fit_into_memory_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr("safetensors.safe_open", full)
+    with pytest.raises(UsageError, match=r"cannot read .*model\.safetensors: Cannot allocate memory"):
+        models.load(folder)
+
+
+def test_a_language_model_section_that_is_none_is_named(folder: Path) -> None:
+    path = folder / models.CONFIG
+    path.write_text("language_model = 3\n" + path.read_text())
+    with pytest.raises(UsageError, match=r"config\.toml: language_model = 3, but it takes a section"):
+        models.language_model_settings(folder)
 
 
 def test_an_exported_model_is_checked_alike(folder: Path) -> None:

@@ -185,6 +185,14 @@ def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypat
         (("prepare", "digits", ".", "-o", "m.jsonl", "--seed", "-1"), "--seed must be 0 or more"),
         (("prepare", "librispeech", ".", "-o", "m.jsonl", "--mirror", "nonsense"), "--mirror nonsense"),
         (("prepare", "--inspect", "nowhere.jsonl"), "nowhere.jsonl"),
+        (
+            ("prepare", "folder", ".", "-o", "m.jsonl", "--valid", "./m.jsonl"),
+            "--valid are the same file, m.jsonl",
+        ),
+        (
+            ("prepare", "folder", ".", "-o", "m.jsonl", "--valid", "/proc/v.jsonl"),
+            "cannot write /proc/v.jsonl",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_code_two(

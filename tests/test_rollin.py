@@ -1,16 +1,20 @@
 """Roll-ins: noise never loses a token, draws are reproducible, forced imputation keeps the target."""
 
 import itertools
+import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from imputer import rollin
 from imputer.alignments import collapse, feasible
-from imputer.errors import UsageError
+from imputer.errors import ImputerError, UsageError
 
 PROVENANCE = rollin.Provenance("abc", False, 0.04)
 
@@ -202,3 +206,64 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         rollin.AlignmentStore(tmp_path / "x")
     with pytest.raises(UsageError, match="cannot read alignments"):
         rollin.AlignmentStore(tmp_path / "absent")
+
+
+def test_no_bit_of_a_store_can_flip_unnoticed(tmp_path: Path) -> None:
+    """All but those of the word "checksum", without which it is a file of an older version."""
+    path = tmp_path / "x"
+    rollin.write_alignments(
+        path, [("a", [0, 1, 0]), ("b", [2, 2])], PROVENANCE, fingerprints={"a": (1, 2), "b": (3, 4)}
+    )
+    content = path.read_bytes()
+    word = content.index(b"checksum")
+    bits = [bit for bit in range(8 * len(content)) if not word - 1 <= bit // 8 < word + 12]
+    for bit in random.Random(0).sample(bits, 300):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(UsageError, match=r"damaged or not an alignment file|is not an alignment file"):
+            rollin.AlignmentStore(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "provenance"),
+    [
+        ({"offsets": np.array([0, 2, 1], np.int64)}, None),
+        ({"offsets": np.array([0, 1, 9], np.int64)}, None),
+        ({"offsets": np.array([0, 3], np.int64)}, None),
+        ({"tokens": np.zeros(3, np.int16)}, None),
+        ({}, "{"),
+        ({}, '{"tokenizer": "abc"}'),
+        ({}, "[" * 100_000),
+    ],
+)
+def test_a_store_that_contradicts_itself_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], provenance: str | None
+) -> None:
+    """As an older version would have written it, without a checksum."""
+    good = {
+        "tokens": np.array([0, 1, 2], np.uint16),
+        "offsets": np.array([0, 1, 3], np.int64),
+        "names": np.frombuffer(b"a\nb", np.uint8),
+    }
+    metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(PROVENANCE))}
+    save_file(good, tmp_path / "good", metadata=metadata)
+    assert rollin.AlignmentStore(tmp_path / "good")("b") == [1, 2]
+    save_file(
+        good | arrays, tmp_path / "x", metadata=metadata | ({"provenance": provenance} if provenance else {})
+    )
+    with pytest.raises(UsageError, match="x is damaged or not an alignment file"):
+        rollin.AlignmentStore(tmp_path / "x")
+
+
+def test_an_utterance_without_alignment_is_named(tmp_path: Path) -> None:
+    rollin.write_alignments(tmp_path / "x", [("a", [0])], PROVENANCE)
+    with pytest.raises(ImputerError, match="x has no alignment for utterance 'b'"):
+        rollin.AlignmentStore(tmp_path / "x")("b")
+    with pytest.raises(UsageError, match=r"cannot read alignments .*: Is a directory"):
+        rollin.AlignmentStore(tmp_path)
+
+
+def test_alignments_of_another_text_are_refused() -> None:
+    with pytest.raises(UsageError, match="utt7 is not one of its text"):
+        rollin.check_collapses([0, 1, 2], [1, 3], "utt7", merge_repeats=False)

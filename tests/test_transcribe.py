@@ -131,6 +131,27 @@ def test_a_recording_is_not_written_over(run, model, folder):
     assert code == 2 and "is the recording itself" in err and (folder / "a.wav").read_bytes() == before
 
 
+def test_the_text_of_a_recording_is_not_written_over(run, model, folder):
+    (folder / "a.txt").write_text("what is said")
+    code, _, err = run(folder, "-o", folder, "--model", model)
+    assert code == 2 and f"{folder / 'a.txt'} is there already, beside {folder / 'a.wav'}" in err
+    assert run(folder / "a.wav", "-o", folder, "--model", model)[0] == 2
+    assert (folder / "a.txt").read_text() == "what is said"
+    assert run(folder, "-o", folder, "--model", model, "--format", "srt")[0] == 0
+    assert run(folder / "a.wav", "-o", folder / "a.txt", "--model", model)[0] == 0  # asked for by name
+
+
+def test_a_link_to_nowhere_in_a_folder_is_named(run, model, folder):
+    (folder / "lost.wav").symlink_to("nowhere.wav")
+    code, out, err = run(folder, "--model", model)
+    assert code == 2 and "lost.wav: no such file" in err and len(out.splitlines()) == 3
+
+
+def test_a_name_that_the_system_refuses_is_one_line(run, model, folder):
+    code, _, err = run(folder / "a.wav", "-o", "n" * 300 + ".txt", "--model", model)
+    assert code and "File name too long" in err and "Traceback" not in err
+
+
 def test_standard_output_on_a_full_disk(model, folder):
     words = [sys.executable, "-m", "imputer", "transcribe", str(folder / "a.wav"), "--model", model]
     with open("/dev/full", "w") as full:
@@ -235,6 +256,13 @@ def test_the_callers_mistakes(run, model, folder, tmp_path):
     for arguments, message in mistakes.items():
         code, out, err = run(*arguments)
         assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1, (arguments, err)
+
+
+def test_an_empty_output_and_an_endless_search_are_refused(run, model, folder):
+    code, _, err = run(folder / "a.wav", "-o", "", "--model", model)
+    assert code == 2 and "--output is empty" in err
+    code, _, err = run(folder / "a.wav", "--n-best", "1000000000", "--model", model)
+    assert code == 2 and "n_best must be at most 10000, got 1000000000" in err
 
 
 def test_long_recordings_with_a_window(run, model, tmp_path):

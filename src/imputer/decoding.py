@@ -238,6 +238,9 @@ class Network(Protocol):
         """log p(a_i | a~, x), once per pass."""
 
 
+WIDEST = 10_000  # hypotheses of a search; time and memory grow with them
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to decode. Equal options can share a batch."""
@@ -269,6 +272,8 @@ class Options:
         for name, value in (("beam", 1 if self.beam is None else self.beam), ("n_best", self.n_best)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if value > WIDEST:
+                raise UsageError(f"{name} must be at most {WIDEST}, got {value}")
 
     @property
     def searches(self) -> bool:

@@ -98,8 +98,9 @@ def _block_draws(
     draws, inside = _draws(frame_lengths, block_size, generator)
     batch, frames = draws.shape
     number = torch.randint(block_size, (batch, 1), generator=generator, device=draws.device)
-    padded = torch.nn.functional.pad(draws, (0, -frames % block_size), value=2.0)
-    rank = _rank(padded.view(batch, padded.shape[1] // block_size, block_size))
+    size = max(1, min(block_size, frames))  # a block beyond the frames takes no memory
+    padded = torch.nn.functional.pad(draws, (0, -frames % size), value=2.0)
+    rank = _rank(padded.view(batch, padded.shape[1] // size, size))
     return rank.flatten(1)[:, :frames], inside, number
 
 

@@ -4,9 +4,11 @@ Alignments come from an expert, are stored offline in one compact file, and are 
 What is drawn for (seed, step, utterance) does not depend on batching, ranks or earlier draws.
 """
 
+import errno
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,9 @@ import torch
 from torch import Tensor
 
 from imputer import lattice, masking
-from imputer.errors import UsageError
-from imputer.support import atomic_files, mapped_tensors
+from imputer.alignments import collapse
+from imputer.errors import ImputerError, UsageError
+from imputer.support import atomic_files, checksums, mapped_tensors
 
 BLANK = 0
 
@@ -250,23 +253,29 @@ class AlignmentStore:
 
     def __init__(self, path: Path | str) -> None:
         try:
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            checksums.check(path)  # files of older versions have none
             metadata, tensors = mapped_tensors.read(path)
-            if metadata.get("kind") != "imputer-alignments":
+            if metadata.get("kind") != "imputer-alignments" or "tokens" not in tensors:
                 raise UsageError(f"{path} is not an alignment file; `imputer align --store` writes one")
             self._tokens, self._offsets = tensors["tokens"], tensors["offsets"]
+            # (utterance, 2): text and sound of what was aligned; None in files of older versions.
+            self._fingerprints = tensors.get("fingerprints")
             names = tensors["names"].tobytes().decode().split("\n")
+            self.path = Path(path)
+            self.provenance = Provenance(**json.loads(metadata["provenance"]))
+            self.names = [name for name in names if name]
+            self._index = {name: i for i, name in enumerate(self.names)}
+            steps = np.diff(self._offsets, prepend=0, append=len(self._tokens))
+            if len(self._offsets) != len(self.names) + 1 or (steps < 0).any() or steps[-1] or steps[0]:
+                raise ValueError("its offsets do not fit its names and tokens")
         except UsageError:
             raise
         except OSError as error:
             raise UsageError(f"cannot read alignments {path}: {error.strerror or error}") from error
-        except (ValueError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"{path} is damaged or not an alignment file: {error}") from error
-        # (utterance, 2): text and sound of what was aligned; None in files of older versions.
-        self._fingerprints = tensors.get("fingerprints")
-        self.path = Path(path)
-        self.provenance = Provenance(**json.loads(metadata["provenance"]))
-        self.names = [name for name in names if name]
-        self._index = {name: i for i, name in enumerate(self.names)}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -276,7 +285,9 @@ class AlignmentStore:
 
     def __call__(self, name: str) -> list[int]:
         """The alignment of one utterance."""
-        i = self._index[name]
+        i = self._index.get(name)
+        if i is None:
+            raise ImputerError(f"{self.path} has no alignment for utterance {name!r}")
         return self._tokens[self._offsets[i] : self._offsets[i + 1]].tolist()
 
     @property
@@ -324,4 +335,17 @@ def write_alignments(
         arrays["fingerprints"] = np.array(numbers, dtype=np.uint64).reshape(-1, 2)
     metadata = {"kind": "imputer-alignments", "provenance": json.dumps(vars(provenance))}
     with atomic_files.replacing(path) as temporary:
-        save_file(arrays, temporary, metadata=metadata)
+        save_file(arrays, temporary, metadata=metadata | {checksums.KEY: checksums.EMPTY})
+        checksums.stamp(temporary)
+
+
+def check_collapses(
+    alignment: Sequence[int], target: Sequence[int], name: str, *, merge_repeats: bool
+) -> None:
+    """Refuse an alignment of another text; the error names the utterance."""
+    found = collapse(alignment, merge_repeats=merge_repeats)
+    if list(found) != list(target):
+        raise UsageError(
+            f"the stored alignment of {name} is not one of its text: it collapses to {len(found)} tokens "
+            f"{found[:8]}..., the text has {len(target)}: {list(target)[:8]}...; align this corpus again"
+        )

@@ -98,15 +98,33 @@ def _aligned(
             left_out += [f"{batch.ids[i]}: more tokens than frames" for i in (~fits).nonzero()[:, 0].tolist()]
             if not len(keep):
                 continue
-            acoustic, frame_lengths = acoustic[keep], frame_lengths[keep]
+            network = _Watched(model, acoustic[keep], frame_lengths[keep])
             found = how(
-                lambda partial, a=acoustic, n=frame_lengths: model.impute(a, n, partial),  # type: ignore[misc]
-                batch.targets[keep],
-                frame_lengths,
-                batch.target_lengths[keep],
+                network.log_probs, batch.targets[keep], network.frame_lengths, batch.target_lengths[keep]
             )
-        for i, row, frames in zip(keep.tolist(), found.tolist(), frame_lengths.tolist(), strict=True):
-            yield batch.ids[i], row[:frames]
+        rows = zip(
+            keep.tolist(), found.tolist(), frame_lengths[keep].tolist(), network.nan.tolist(), strict=True
+        )
+        for i, row, frames, nan in rows:
+            if nan:
+                left_out.append(f"{batch.ids[i]}: the network gave NaN (not a number)")
+            else:
+                yield batch.ids[i], row[:frames]
+
+
+class _Watched:
+    """The network over a batch; ``nan`` tells for which utterances it gave something that is not a number."""
+
+    def __init__(self, model: Imputer, acoustic: Tensor, frame_lengths: Tensor) -> None:
+        self.model, self.acoustic, self.frame_lengths = model, acoustic, frame_lengths
+        self.nan = torch.zeros(len(frame_lengths), dtype=torch.bool, device=frame_lengths.device)
+
+    def log_probs(self, partial: Tensor) -> Tensor:
+        """(batch, frame, token) given a partial alignment."""
+        found = self.model.impute(self.acoustic, self.frame_lengths, partial)
+        real = torch.arange(found.shape[1], device=found.device) < self.frame_lengths[:, None]
+        self.nan |= (found.isnan().any(2) & real).any(1)
+        return found
 
 
 def _best(model: Imputer) -> Aligner:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, count
 
 RATES = (1_000, 384_000)  # samples per second
 CHANNELS = 32
@@ -45,7 +45,7 @@ class Limits:
         """Refuse audio over the limits, by its header or by what was decoded of it."""
         if not RATES[0] <= rate <= self.rate or not 0 < channels <= self.channels:
             raise AudioError(
-                f"{name}: {channels} channels at {rate} Hz; up to {self.channels} channels at {RATES[0]} to "
+                f"{name}: {count(channels, 'channel')} at {rate} Hz; up to {self.channels} channels at {RATES[0]} to "
                 f"{self.rate} Hz are read"
             )
         most = min(self.seconds, self.samples / (rate * channels))

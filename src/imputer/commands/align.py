@@ -6,7 +6,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from imputer.commands.outputs import Format, ending, format_of, refuse_same, write
+from imputer.commands.outputs import (
+    Format,
+    ending,
+    format_of,
+    names_format,
+    refuse_same,
+    refuse_texts,
+    write,
+)
 from imputer.errors import ImputerError, UsageError, count
 
 TABLES = (".csv", ".tsv")
@@ -78,7 +86,9 @@ def align(
     if audio and not text and not text_file and (audio.is_dir() or audio.suffix.lower() in TABLES):
         _align_many(audio, model, format, output, device)
         return
-    if not audio or bool(text_file) == bool(text):
+    if audio and text_file and text:
+        raise UsageError(f"give the text once: either the file {text_file} or --text")
+    if not audio or not (text_file or text):
         raise UsageError(
             "give a recording and its text: imputer align speech.wav speech.txt, or --text '...'; or a folder "
             "of recordings with .txt files"
@@ -86,8 +96,12 @@ def align(
     if text_file:
         try:
             text = text_file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the text {text_file}: {error}") from error
+        except OSError as error:
+            raise UsageError(f"cannot read the text {text_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{text_file} is not UTF-8 text; the recording comes first, then its text"
+            ) from error
     if not audio.exists():
         raise UsageError(f"{audio}: no such file")
     from imputer.aligner.recording import align as align_one
@@ -96,6 +110,9 @@ def align(
 
     form = format_of(output, format, "json") if output else format or "json"
     if output:
+        for given in (audio, text_file):
+            if given and output.is_file() and output.samefile(given):
+                raise UsageError(f"--output {output} is what is to be aligned")
         atomic_files.probe(output)
     recognizer = Recognizer.from_pretrained(model, device=device)
     write(align_one(recognizer, audio, text), str(audio), form, output)
@@ -109,7 +126,7 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
-    if output is None or output.is_file():
+    if output is None or output.is_file() or (names_format(output) and not output.is_dir()):
         raise UsageError(f"{source} may hold several recordings: add --output FOLDER for one file each")
     found = list(folder(source, Options(text="keep")))
     failures = [f"{one.item}: {one.reason}" for one in found if isinstance(one, Dropped)]
@@ -117,6 +134,7 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
     form = format or "json"
     targets = {utterance.id: output / f"{utterance.id}{ending(form)}" for utterance in utterances}
     refuse_same(targets)
+    refuse_texts({Path(one.audio_filepath): targets[one.id] for one in utterances})
     if targets:
         atomic_files.probe(next(iter(targets.values())))
     recognizer = Recognizer.from_pretrained(model, device=device)

@@ -73,3 +73,17 @@ def refuse_same(targets: dict[str, Path]) -> None:
                 f"{other} and {name} would both be written to {path}: rename one, or write them to different "
                 "folders with --output"
             )
+
+
+def refuse_texts(targets: dict[Path, Path]) -> None:
+    """In the folder of the recordings, a.txt is what is said in a.wav: not to be overwritten by what a model writes."""
+    for recording, path in targets.items():
+        if (
+            path.suffix.lower() == ".txt"
+            and path.is_file()
+            and path.parent.resolve() == recording.parent.resolve()
+        ):
+            raise UsageError(
+                f"{path} is there already, beside {recording}: it may be its text. Write to another folder with "
+                "--output, or remove it"
+            )

@@ -103,6 +103,7 @@ def prepare(
         raise UsageError("prepare needs a corpus, its folder and --output MANIFEST, or --inspect MANIFEST")
     from imputer.corpora import CORPORA, Options
     from imputer.corpora.validation import split_validation, write_manifests
+    from imputer.support import atomic_files
     from imputer.support.progress import bar
 
     if corpus not in CORPORA:
@@ -112,6 +113,12 @@ def prepare(
     )
     if not 0 < valid_share < 1:
         raise UsageError(f"--valid-share must be between 0 and 1, got {valid_share:g}")
+    if valid is not None:
+        if valid.resolve() == output.resolve():
+            raise UsageError(
+                f"--output and --valid are the same file, {output}: one would overwrite the other"
+            )
+        atomic_files.probe(valid)
     if min(speakers_held_out, seed) < 0:
         raise UsageError("--speakers-held-out and --seed must be 0 or more")
     if mirror and not mirror.startswith(("http://", "https://")):

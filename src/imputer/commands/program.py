@@ -81,6 +81,9 @@ def main() -> NoReturn:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
+        if error.filename is not None:
+            print(f"imputer: {error.filename}: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
         if error.errno != errno.ENOSPC:
             raise
         # What could not be written is still in the buffer, and Python would try once more when it ends.

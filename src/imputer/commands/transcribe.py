@@ -152,7 +152,7 @@ def _sources(files: tuple[str, ...]) -> Iterator[Source]:
         elif file.startswith("-"):
             raise UsageError(f"{unknown_option(file, transcribe)} (a file of that name: ./{file})")
         elif Path(file).is_dir():
-            found = sorted(path for path in Path(file).rglob("*") if is_audio(path) and path.is_file())
+            found = sorted(path for path in Path(file).rglob("*") if is_audio(path) and not path.is_dir())
             if not found:
                 raise UsageError(f"the folder {file} has no audio files ({' '.join(sorted(AUDIO_ENDINGS))})")
             yield from (Source(str(path), path, path.relative_to(file)) for path in found)
@@ -168,6 +168,8 @@ def _targets(
         if len(sources) > 1 and format in ONE_FILE_EACH:
             raise UsageError(f"{len(sources)} recordings as {format} need a folder: add --output FOLDER")
         return {}, format or "txt"
+    if not output:
+        raise UsageError("--output is empty: give a file or a folder, . for this one")
     path = Path(output)
     named_as_folder = path.is_dir() or output.endswith(("/", os.sep))
     if len(sources) > 1 and not named_as_folder and (path.is_file() or outputs.names_format(path)):
@@ -178,7 +180,14 @@ def _targets(
         return {sources[0]: path}, outputs.format_of(path, format, "txt")
     targets = {source: path / outputs.transcript_of(source.place, format or "txt") for source in sources}
     outputs.refuse_same({source.name: target for source, target in targets.items()})
+    outputs.refuse_texts(
+        {Path(source.audio): target for source, target in targets.items() if _is_file(source)}
+    )
     return targets, format or "txt"
+
+
+def _is_file(source: Source) -> bool:
+    return isinstance(source.audio, str | Path)
 
 
 def _probe(targets: dict[Source, Path], figure: Path | None) -> None:

@@ -24,6 +24,9 @@ TYPES = {
 }
 
 
+DEEPEST = 100  # dots in one key
+
+
 def read(path: Path | str, overrides: dict[str, str] | None = None) -> Config:
     """The configuration in a TOML file, or in one that ships with the package, by name.
 
@@ -57,8 +60,10 @@ def find(path_or_name: Path | str) -> Path:
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The mapping in a TOML file, or a UsageError that names the file."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        content = Path(path).read_bytes()
+        if any(line.partition(b"=")[0].count(b".") > DEEPEST for line in content.splitlines()):
+            raise RecursionError  # the parser would take minutes
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -69,6 +74,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 def build(kind: type[Section], mapping: dict[str, Any], *, where: str, prefix: str = "") -> Section:
     """An instance of the section ``kind`` from a mapping, every key and value checked."""
+    if not isinstance(mapping, dict):
+        raise UsageError(f"{where}: {prefix.removesuffix('.')} = {mapping!r}, but it takes a section")
     try:
         return TypeAdapter(kind).validate_python(mapping)
     except ValidationError as refused:

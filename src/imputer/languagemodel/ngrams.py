@@ -81,7 +81,7 @@ class LanguageModel:
                 raise ValueError(f"its format is {about['format']!r}")
         except OSError as error:
             raise UsageError(f"cannot read the language model {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ImputerError(
                 f"{path} is not a language model written by `imputer lm build` ({error})"
             ) from error

@@ -34,13 +34,18 @@ def model_folder(path_or_name: str | Path) -> Path:
     A folder that only happens to be called as a shipped model does not hide it.
     """
     folder = Path(path_or_name)
-    shipped = sorted(path.parent.name for path in SHIPPED.glob("*/config.toml"))
+    shipped = shipped_names()
     if str(path_or_name) in shipped and not _holds_model(folder):
         return SHIPPED / str(path_or_name)
     if folder.is_dir():
         return folder
     known = f"; the models that come with the package are {', '.join(shipped)}" if shipped else ""
     raise UsageError(f"no model folder {path_or_name}{known}")
+
+
+def shipped_names() -> list[str]:
+    """The models that come with the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/config.toml"))
 
 
 def torch_folder(path_or_name: str | Path) -> Path:
@@ -154,6 +159,8 @@ def read_settings(folder: Path) -> tuple[configs.Model, configs.FrontEnd]:
 def read_config(folder: Path) -> dict[str, dict[str, Any]]:
     """The sections of config.toml."""
     path = folder / CONFIG
+    if not path.is_file():
+        raise UsageError(f"{folder} is not a model folder: {CONFIG} is missing")
     _refuse_size(path, LARGEST_CONFIG)
     mapping = configs.read_toml(path)
     sections = {name: mapping.get(name, {}) for name in ("model", "front_end", "vocabulary")}
@@ -198,8 +205,8 @@ def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             kinds = {name: one.get_dtype() for name, one in slices.items()}
             shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
     for name, kind in kinds.items():
@@ -269,8 +276,8 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
 
     try:
         return load_file(path)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, MemoryError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except SafetensorError as error:
         raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
 

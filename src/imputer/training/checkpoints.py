@@ -1,9 +1,7 @@
 """Checkpoints: one safetensors file per saved step, written whole or not at all, with a checksum; no pickle."""
 
 import dataclasses
-import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +12,11 @@ from torch import Tensor, nn
 
 from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError
-from imputer.support import atomic_files
+from imputer.support import atomic_files, checksums
 
 PATTERN = "step-*.safetensors"
 DAMAGED = ".damaged"  # added to the name of a checkpoint that failed its checks
-LONGEST_HEADER = 100_000_000  # bytes; safetensors has the same limit
-CHECKSUM = re.compile(rb'"checksum":"(.{32})"', re.DOTALL)
-NO_CHECKSUM = "0" * 32  # in its place while the checksum is computed
+LARGEST = 1 << 53  # of the numbers in a progress
 
 
 @dataclass
@@ -59,38 +55,13 @@ def save(folder: Path, progress: Progress, tensors: dict[str, Tensor], keep: int
 
     path = folder / f"step-{progress.step:08d}.safetensors"
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"progress": json.dumps(dataclasses.asdict(progress)), "checksum": NO_CHECKSUM}
+    metadata = {"progress": json.dumps(dataclasses.asdict(progress)), checksums.KEY: checksums.EMPTY}
     with atomic_files.replacing(path) as temporary:
         save_file(whole, temporary, metadata=metadata)
-        _stated, found, place = checksum(temporary)
-        with open(temporary, "r+b") as file:
-            file.seek(place)
-            file.write(found.encode())
+        checksums.stamp(temporary)
     for old in sorted(folder.glob(PATTERN))[:-keep]:
         old.unlink()
     return path
-
-
-def checksum(path: Path) -> tuple[str, str, int]:
-    """The checksum stated in a checkpoint ("" if none), that of the whole file around it, and where it is stated."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        start = file.read(8)
-        size = int.from_bytes(start, "little")
-        if size > LONGEST_HEADER:
-            raise ValueError(f"its header would take {size} bytes")
-        header = file.read(size)
-        stated = CHECKSUM.search(header)
-        if stated:
-            header = header[: stated.start(1)] + NO_CHECKSUM.encode() + header[stated.end(1) :]
-        digest.update(start + header)
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return (
-        (stated[1].decode(errors="replace"), digest.hexdigest(), 8 + stated.start(1))
-        if stated
-        else ("", "", 0)
-    )
 
 
 def latest(folder: Path) -> Path | None:
@@ -123,7 +94,7 @@ def newest_intact(folder: Path, here: Ranks) -> Checkpoint | None:
     path = latest(folder)
     if path is None:
         return None
-    if not checksum(path)[0]:
+    if not checksums.check(path):
         here.say(f"note: {path} has no checksum (an older version wrote it)")
     return Checkpoint(path, *load(path))
 
@@ -133,9 +104,7 @@ def load(path: Path) -> tuple[Progress, dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        stated, found, _ = checksum(path)
-        if stated != found:
-            raise ValueError(f"its checksum is {found}, it states {stated}")
+        stated = checksums.check(path)
         with safe_open(str(path), framework="pt") as file:
             written = (file.metadata() or {})["progress"]
             progress = _progress(written)
@@ -166,9 +135,9 @@ def _progress(text: str) -> Progress:
         if name == "skipped":
             good = isinstance(value, list) and all(isinstance(ids, list) for ids in value)
         elif name in ("seconds_of_audio", "best_loss"):
-            good = type(value) in (int, float) and math.isfinite(value)
+            good = type(value) in (int, float) and abs(value) <= LARGEST
         else:
-            good = type(value) is int and value >= 0
+            good = type(value) is int and 0 <= value <= LARGEST
         if not good:
             raise ValueError(f"its progress has {name} = {value!r}")
     return progress
@@ -183,10 +152,18 @@ def pack(model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, 
     return tensors
 
 
+def refuse_impossible(checkpoint: Checkpoint, batches_per_step: int) -> None:
+    """The position in the data cannot be further than the steps taken."""
+    now = checkpoint.progress
+    for name, value in (("epoch", now.epoch), ("position", now.position)):
+        if value > now.step * batches_per_step:
+            raise _misfit(checkpoint, f"its progress has {name} = {value} after {now.step} steps")
+
+
 def unpack(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
 ) -> None:
-    """The inverse of ``pack``; names and shapes must agree with the run."""
+    """The inverse of ``pack``; names, shapes and types must agree with the run."""
     tensors = checkpoint.tensors
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -203,13 +180,17 @@ def unpack(
     expected |= {f"average.{name}": tensor for name, tensor in average.items()}
     found = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
     for name in sorted(expected.keys() | found.keys()):
-        shapes = [list(each[name].shape) if name in each else "nothing" for each in (found, expected)]
-        if shapes[0] != shapes[1]:
-            raise _misfit(checkpoint, f"{name} is {shapes[0]}, this run has {shapes[1]}")
+        one, other = (_kind(each[name]) if name in each else "nothing" for each in (found, expected))
+        if one != other:
+            raise _misfit(checkpoint, f"{name} is {one}, this run has {other}")
     model.load_state_dict(_under("model.", tensors))
     for name, tensor in _under("average.", tensors).items():
         average[name].copy_(tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _misfit(checkpoint: Checkpoint, what: str) -> UsageError:

@@ -12,6 +12,7 @@ What was measured (docs/finetuning.md has the tables), and what follows:
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from imputer.aligner.corpus import align_manifests
 from imputer.corpora import CORPORA, Options
 from imputer.corpora.validation import write_manifests
 from imputer.data import manifest, text
+from imputer.data.drops import Dropped, Tally
 from imputer.data.manifest import Manifest, Utterance
 from imputer.data.splitting import split_off
-from imputer.errors import ImputerError, UsageError
+from imputer.errors import ImputerError, UsageError, count
 from imputer.evaluation import Evaluation, compare, evaluate, scoring
 from imputer.recognizer import Recognizer
 from imputer.training.loop import train
@@ -86,6 +88,12 @@ def finetune(
     start, output = models.torch_folder(model), Path(output)
     if output.resolve() == start.resolve():
         raise UsageError(f"{output} is the model to start from; name another folder for the new one")
+    if str(output) in models.shipped_names():
+        raise UsageError(
+            f"{output} is the name of a model that comes with the package, which the folder would hide; name another"
+        )
+    if Path(recordings).is_dir() and output.resolve() == Path(recordings).resolve():
+        raise UsageError(f"{output} holds the recordings; name another folder for the new model")
     if minutes is not None and not 0 < minutes < float("inf"):
         raise UsageError(f"minutes must be a number above 0, got {minutes:g}")
     folder = output / RUN
@@ -97,8 +105,8 @@ def finetune(
     seconds = sum(utterance.duration for utterance in train_set)
     if seconds < 60 * LEAST_MINUTES:
         raise UsageError(
-            f"{recordings}: {seconds:.0f} s of speech to train on besides {len(valid_set)} held-out recordings; "
-            f"fine-tuning needs at least {60 * LEAST_MINUTES:.0f} s"
+            f"{recordings}: {seconds:.0f} s of speech to train on besides "
+            f"{count(len(valid_set), 'held-out recording')}; fine-tuning needs at least {60 * LEAST_MINUTES:.0f} s"
         )
     train_set = first_minutes(train_set, minutes)
     seconds = sum(utterance.duration for utterance in train_set)
@@ -131,8 +139,11 @@ def trained(config: configs.Config, run: Path) -> Path:
         return train(config, run)
     except UsageError as error:
         if run.is_dir() and (run / "config.toml").is_file():
+            reason = str(error).partition(". Restore it, or resume on it")[
+                0
+            ]  # `imputer train` has an option for it
             raise UsageError(
-                f"{error}. To start again, remove {run} or name another output folder"
+                f"{reason}. To start again, remove {run} or name another output folder"
             ) from error
         raise
 
@@ -190,19 +201,28 @@ def readable(recordings: Path, vocabulary: Vocabulary, folder: Path) -> Iterator
             raise UsageError(
                 f"{recordings} has the parts {', '.join(sorted(report.splits))}; give one manifest of them"
             )
+    unwritable = Tally()
     for utterance in Manifest(path):
-        yield replace(utterance, text=writable(utterance.text, vocabulary))
+        form = writable(utterance.text, vocabulary)
+        if form is None:
+            unwritable.add(
+                [Dropped("text that the model cannot write", f"{utterance.id}: {utterance.text[:60]!r}")]
+            )
+        else:
+            yield replace(utterance, text=form)
+    if unwritable.counts:
+        print(f"dropped {unwritable}", file=sys.stderr)
 
 
-def writable(words: str, vocabulary: Vocabulary) -> str:
+def writable(words: str, vocabulary: Vocabulary) -> str | None:
     """The text as the vocabulary can write it: as it is, without case and punctuation, or with numbers spelled out."""
-    for form in (words, text.plain(words), text.transcript(text.spell(words))):
-        try:
-            vocabulary.encode(form)
-        except ImputerError:
-            continue
-        return form
-    return text.plain(words)  # it will be dropped and counted
+    for form in (lambda: words, lambda: text.plain(words), lambda: text.transcript(text.spell(words))):
+        with suppress(ImputerError, text.Unspeakable):
+            found = form()
+            vocabulary.encode(found)
+            if found.strip():
+                return found
+    return None
 
 
 def first_minutes(utterances: list[Utterance], minutes: float | None) -> list[Utterance]:

@@ -102,6 +102,10 @@ def report_drops(run: Run) -> None:
     dropped |= run.stream.excluded
     tally = Tally().add([*dropped.values(), *bad_lines(run.stream.utterances)])
     empty = f"; {count(run.progress.empty, 'step')} had no usable utterance" if run.progress.empty else ""
+    skipped = run.progress.skipped
+    if skipped:
+        names = ", ".join(skipped[0][:4])
+        empty += f"; {count(len(skipped), 'step')} skipped, the loss was not finite, first with {names}"
     run.ranks.say(f"dropped in this training: {tally if tally.counts else 'none'}{empty}")
 
 

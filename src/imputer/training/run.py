@@ -41,5 +41,8 @@ class Run:
     dropped: dict[str, Dropped] = field(
         default_factory=dict
     )  # by id: found unusable since the start, on this rank
+    unread: set[str] = field(
+        default_factory=set
+    )  # ids of the validation set that were reported as unreadable
     start: dict[str, Tensor] = field(default_factory=dict)  # weights to stay near, with training.stay_near
     empty_in_a_row: int = 0  # steps without a usable utterance, up to now

@@ -94,6 +94,12 @@ def save_model(run: Run) -> None:
         models.copy(run.folder / BEST, run.folder / "model")
         return
     with averaged_weights(run.model, run.average):
+        for name, tensor in run.model.state_dict().items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise ImputerError(
+                    f"the weights {name} are not finite after step {run.progress.step}; no model was written. "
+                    f"Remove the last checkpoints in {run.folder / CHECKPOINTS} to resume from an earlier one"
+                )
         models.save(run.folder / "model", run.model, run.vocabulary)
 
 
@@ -134,8 +140,10 @@ def forget_metrics_after(folder: Path, step: int) -> None:
     if not path.is_file():
         return
     kept = []
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(
+            ValueError, TypeError, KeyError, RecursionError
+        ):  # the last line may be incomplete
             if json.loads(line)["step"] <= step:
                 kept.append(line)
     with atomic_files.replacing(path) as temporary:

@@ -1,6 +1,5 @@
 """A training before its first step: data read, model built, checkpoint loaded."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError, count
 from imputer.masking import POLICIES
 from imputer.model import Imputer
-from imputer.support import atomic_files, progress
+from imputer.support import atomic_files, checksums, progress
 from imputer.training import checkpoints
 from imputer.training.batch_loss import OBJECTIVES, BatchLoss
 from imputer.training.data_checks import (
@@ -31,6 +30,7 @@ from imputer.training.data_checks import (
 from imputer.training.optimizers import OPTIMIZERS, PRETRAINED, SCHEDULES
 from imputer.training.run import Run
 from imputer.training.run_folder import (
+    BEST,
     CHECKPOINTS,
     START,
     forget_metrics_after,
@@ -52,6 +52,7 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
     resumed = checkpoints.newest_intact(folder / CHECKPOINTS, here)
     if resumed:
         refuse_changes(folder, settings)
+        checkpoints.refuse_impossible(resumed, settings.training.batches_per_step)
     utterances = open_utterances(settings.data.train, "data.train", strict=settings.data.strict)
     valid = open_utterances(settings.data.valid, "data.valid", strict=False) if settings.data.valid else None
     fingerprints = Fingerprints.of(utterances)
@@ -125,13 +126,14 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
     )
     if resumed:
         run.progress = resumed.progress
+        refuse_lost_best(run)
         checkpoints.unpack(resumed, model, run.optimizer, average)
         objective.expert = expert_at(folder, run.progress.step, settings.rollin.refresh_every) or expert
     if here.first:
         tidy(run, fingerprints)
     here.wait()
     if settings.training.stay_near:
-        run.start = {name: t.to(here.device) for name, t in models.read_weights(folder / START).items()}
+        run.start = {name: t.to(here.device) for name, t in read_start(folder / START).items()}
     return run
 
 
@@ -142,9 +144,7 @@ def tidy(run: Run, fingerprints: Fingerprints) -> None:
             sections = {name: getattr(run.settings, name) for name in vars(run.settings)}
             path.write_text(configs.to_toml(sections))
         if run.settings.training.stay_near:
-            source = models.torch_folder(run.settings.training.start_from) / models.WEIGHTS
-            with atomic_files.replacing(run.folder / START) as path:
-                shutil.copyfile(source, path)
+            save_start(run.folder / START, run.model)
     fingerprints.save(run.folder / DATA)
     steps = [
         int(path.stem.removeprefix("step-")) for path in (run.folder / CHECKPOINTS).glob(checkpoints.PATTERN)
@@ -152,6 +152,42 @@ def tidy(run: Run, fingerprints: Fingerprints) -> None:
     refresh = run.settings.rollin.refresh_every or 1
     remove_leftovers(run.folder, min(steps, default=0) // refresh * refresh, run.progress.step)
     forget_metrics_after(run.folder, run.progress.step or -1)  # a new run validates at step 0 again
+
+
+def refuse_lost_best(run: Run) -> None:
+    """The model of the best validation is kept outside the checkpoints."""
+    if not (run.settings.training.keep_best and run.progress.best_loss >= 0):
+        return
+    for name in (models.WEIGHTS, models.TOKENIZER, models.CONFIG):
+        path = run.folder / BEST / name
+        if not path.is_file():
+            raise UsageError(
+                f"{path} is missing: the model of the best validation, at step {run.progress.best_step}. Restore it, "
+                f"or remove the checkpoints after step {max(0, run.progress.best_step - 1)} to make it again"
+            )
+
+
+def save_start(path: Path, model: Imputer) -> None:
+    """Keep the weights to stay near, with a checksum."""
+    from safetensors.torch import save_file
+
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.named_parameters()}
+    with atomic_files.replacing(path) as temporary:
+        save_file(weights, temporary, metadata={checksums.KEY: checksums.EMPTY})
+        checksums.stamp(temporary)
+
+
+def read_start(path: Path) -> dict[str, Tensor]:
+    """The weights to stay near, which must be those that were kept."""
+    try:
+        checksums.check(path)
+        return models.read_weights(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"cannot use {path}, the weights of step 0 that training.stay_near needs ({reason}); restore it, or "
+            "start again in another folder"
+        ) from error
 
 
 def usable_data(
@@ -236,8 +272,8 @@ def warnings(settings: configs.Config) -> list[str]:
     training = settings.training
     epochs = training.steps * training.batches_per_step * settings.data.batch_seconds / max(1.0, 3600 * hours)
     return [
-        f"{hours:.2f} h of speech are too little to train from scratch ({training.steps} steps are {epochs:.0f} passes "
-        "over it; a model learns the recordings by heart). Fine-tune a model instead: "
+        f"{hours:.2f} h of speech is too little to train from scratch ({training.steps} steps read it {epochs:.1f} "
+        "times; a model learns the recordings by heart). Fine-tune a model instead: "
         "imputer finetune english RECORDINGS -o my-model"
     ]
 
@@ -295,7 +331,7 @@ def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
     weights = models.read_weights(folder / models.WEIGHTS)
     first_new = models.read_settings(folder)[0].layers
     for layer in model.layers[first_new:]:
-        layer.pass_through()
+        layer.pass_through()  # type: ignore[operator]
     new = tuple(f"layers.{number}." for number in range(first_new, model.settings.layers))
     if models.read_settings(folder)[1].name != model.front_end_settings.name:
         new += (PRETRAINED,)  # over the frames of the same encoder, frozen

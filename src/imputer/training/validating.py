@@ -1,5 +1,6 @@
 """Error rates on the validation set during a training."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from torch import Tensor
 from imputer import decoding, models, objectives
 from imputer.configs import NO_AUGMENTATION
 from imputer.data import batching
+from imputer.data.drops import Dropped, Tally
 from imputer.data.manifest import Utterance
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, count
 from imputer.evaluation import scoring
 from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
@@ -28,8 +30,8 @@ def validate(run: Run) -> dict[str, Any]:
         model.eval()
         passes = [1] if settings.training.objective == "ctc" else [1, settings.rollin.block_size]
         texts: dict[int, list[tuple[str, str]]] = {b: [] for b in passes}
-        losses = Losses()
-        for acoustic, frame_lengths, batch in encoded(run, run.valid, settings.data.valid_utterances):
+        losses, unread = Losses(), dict[str, Dropped]()
+        for acoustic, frame_lengths, batch in encoded(run, run.valid, settings.data.valid_utterances, unread):
             if settings.training.keep_best:
                 losses.add(run, acoustic, frame_lengths, batch)
             for block_size in passes:
@@ -39,6 +41,7 @@ def validate(run: Run) -> dict[str, Any]:
                         print(f"imputer: validation: {name}: {one}", file=sys.stderr)
                     tokens = [] if isinstance(one, ImputerError) else one.tokens(model)
                     texts[block_size].append((text, run.vocabulary.decode(tokens)))
+        report_unread(run, unread, scored=len(texts[1]))
         for block_size, pairs in texts.items():
             words = scoring.total([scoring.word_errors(reference, written) for reference, written in pairs])
             characters = scoring.total(
@@ -46,13 +49,26 @@ def validate(run: Run) -> dict[str, Any]:
             )
             result |= {f"wer_{block_size}": words.rate, f"cer_{block_size}": characters.rate}
         if settings.training.keep_best:
-            result["loss"] = losses.total / max(1, losses.tokens)
+            result["loss"] = losses.mean
         shown = ", ".join(
             f"{name} {value:.3f}" if name == "loss" else f"{name} {100 * value:.1f} %"
             for name, value in result.items()
         )
         print(f"step {run.progress.step}: {shown}", file=sys.stderr, flush=True)
     return run.ranks.gathered(result)[0]
+
+
+def report_unread(run: Run, unread: dict[str, Dropped], *, scored: int) -> None:
+    """Say what of the validation set could not be read; too many, or no utterance left to score, stop the run."""
+    limit, total = run.settings.data.unreadable_limit, scored + len(unread)
+    if not scored or len(unread) > limit * total:
+        raise ImputerError(
+            f"data.valid: {len(unread)} of {count(total, 'utterance')} cannot be used, more than "
+            f"data.unreadable_limit = {limit:g} allows: {Tally().add(unread.values())}"
+        )
+    if unread.keys() - run.unread:
+        print(f"validation: left out {Tally().add(unread.values())}", file=sys.stderr)
+    run.unread |= unread.keys()
 
 
 def validate_and_keep(run: Run) -> None:
@@ -63,7 +79,7 @@ def validate_and_keep(run: Run) -> None:
         run.log({"step": now.step, "valid": result})
         if not run.settings.training.keep_best:
             return
-        if not 0 <= now.best_loss <= result["loss"]:
+        if math.isfinite(result["loss"]) and not 0 <= now.best_loss <= result["loss"]:
             now.best_loss, now.best_step, now.waited = result["loss"], now.step, 0
             if run.ranks.first:
                 models.save(run.folder / BEST, run.model, run.vocabulary)
@@ -81,21 +97,26 @@ class Losses:
     total: float = 0.0  # nats
     tokens: int = 0
 
+    @property
+    def mean(self) -> float:
+        """Nats per token; infinite if nothing could be scored, or the network was not finite."""
+        return self.total / self.tokens if self.tokens and not math.isnan(self.total) else math.inf
+
     def add(self, run: Run, acoustic: Tensor, frame_lengths: Tensor, batch: batching.Batch) -> None:
         topology = {"merge_repeats": run.model.merge_repeats}
         targets, target_lengths = batch.targets, batch.target_lengths
         with torch.no_grad():
             log_probs = run.model.impute(acoustic, frame_lengths, run.model.all_masked(acoustic))
             likelihood = objectives.ctc(log_probs, targets, frame_lengths, target_lengths, **topology)
-        fits = likelihood.isfinite()
+        fits = likelihood != -math.inf  # texts longer than their frames; NaN stays
         self.total -= float(likelihood[fits].sum())
         self.tokens += int(target_lengths[fits].sum())
 
 
 def encoded(
-    run: Run, utterances: Sequence[Utterance], at_most: int
+    run: Run, utterances: Sequence[Utterance], at_most: int, unread: dict[str, Dropped]
 ) -> Iterator[tuple[Tensor, Tensor, batching.Batch]]:
-    """Acoustic frames of (at most so many) utterances, without augmentation or gradients."""
+    """Acoustic frames of (at most so many) utterances, without augmentation or gradients; ``unread`` gets the rest."""
     every = -(-len(utterances) // at_most)  # spread over all speakers
     chosen = [utterances[i] for i in range(0, len(utterances), every)]
     extract = run.model.front_end.reader(run.settings.data, NO_AUGMENTATION, chosen)
@@ -103,6 +124,7 @@ def encoded(
     lengths = [run.model.front_end.feature_frames(utterance.duration) for utterance in chosen]
     plan = batching.plan_epoch(lengths, frame_budget=run.stream.frame_budget, seed=0, epoch=0)
     for batch in batching.batches(dataset, plan):
+        unread |= batch.dropped
         if batch.ids:
             batch = run.ranks.moved(batch)
             with torch.no_grad():
