@@ -418,7 +418,7 @@ def test_metrics_are_prometheus(folder):
 
 def test_documentation_knows_every_option_field_and_code():
     from imputer.commands import serve
-    from imputer.server import apidocs, app, guard, protocol
+    from imputer.server import apidocs, app, protocol, records
 
     text = (Path(__file__).parents[1] / "docs" / "deploying.md").read_text()
     told = set(re.findall(r"`(--[a-z-]+)`", text.partition("## Transcribing")[0]))
@@ -429,13 +429,13 @@ def test_documentation_knows_every_option_field_and_code():
     for field in protocol.FIELDS:
         assert f"`{field}" in text, field
     assert set(apidocs.FORM_FIELDS) == set(protocol.FIELDS)
-    for path in guard.ENDPOINTS:
+    for path in records.ENDPOINTS:
         assert path in text
-    assert {*apidocs.WORK, *apidocs.READ} >= guard.ENDPOINTS.keys() - {"/", "/docs", "/openapi.json"}
+    assert {*apidocs.WORK, *apidocs.READ} >= records.ENDPOINTS.keys() - {"/", "/docs", "/openapi.json"}
     for name in Metrics().registry._names_to_collectors:
         if not name.endswith(("_created", "_bucket", "_count", "_sum", "_info", "_total")):
             assert name in text, name
-    source = "".join(path.read_text() for path in Path(guard.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(records.__file__).parent.glob("*.py"))
     codes = {*re.findall(r'code="([a-z_]+)"', source), *app.CODES.values()}
     for code in codes - {"internal_error", "not_found"}:
         assert f"`{code}`" in text, code

@@ -195,11 +195,17 @@ def test_a_short_recording_passes_the_windows_of_a_long_one(listener):
     assert sum(job is long for _, job in order) > 40
 
 
-def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener):
-    """Four clients that send as fast as they are answered leave a long recording its share, a fifth."""
+@pytest.mark.parametrize("silent", [0, 50])
+def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener, silent):
+    """Four clients that send as fast as they are answered leave a long recording its share, a fifth.
+
+    Live sessions that are open and silent change nothing about it.
+    """
 
     async def run():
         batcher = batcher_of(listener)
+        for _ in range(silent):
+            batcher.enrol(Job("tones", Options(4), tones.RATE, lambda job: iter(()), live=True))
         long = queued(batcher, *[silence(20)] * 50)
         arrivals = [(0.0, lambda: queued(batcher, silence(3)))] * 4
         return long, served(batcher, arrivals, 900, done=lambda job: queued(batcher, silence(3)))

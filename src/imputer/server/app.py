@@ -46,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         Guard,
         settings=settings,
         batcher=service.batcher,
+        sessions=service.sessions,
         metrics=service.metrics,
         state=lambda: service.state,
     )

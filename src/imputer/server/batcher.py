@@ -82,14 +82,17 @@ class Batcher:
         with self.condition:
             if self.stopping:
                 raise shutting_down()
-            self.check_places()
+            if not job.live:
+                self.check_places()
             self.jobs.add(job)
             job.tag = self.clock.now
             self._count()
 
     def check_places(self) -> None:
-        """Refuse if every place is taken."""
-        if len(self.jobs) >= self.settings.max_requests:
+        """Refuse an upload if every place is taken."""
+        with self.condition:
+            taken = sum(not job.live for job in self.jobs)
+        if taken >= self.settings.max_requests:
             raise busy(self._backlog_seconds())
 
     def admit_long(self, job: Job) -> None:
@@ -136,10 +139,14 @@ class Batcher:
 
     def _complete(self, job: Job) -> None:
         self.jobs.discard(job)
-        self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
-        self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
+        self.count_work(job)
         self._count()
         job.finish()
+
+    def count_work(self, job: Job) -> None:
+        """Add a job that is done to the figures."""
+        self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
+        self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
 
     def retry_seconds(self) -> float:
         """How long the queue will take, roughly."""
@@ -151,7 +158,7 @@ class Batcher:
         return waiting * self.seconds_per_cost / max(1, len(self.runners))
 
     def _count(self) -> None:
-        self.metrics.in_progress.set(len(self.jobs))
+        self.metrics.in_progress.set(sum(not job.live for job in self.jobs))
         self.metrics.queue_depth.set(len(self.waiting))
         self.metrics.queue_seconds.set(sum(window.seconds for window in self.waiting))
 
@@ -253,7 +260,10 @@ class Batcher:
         if seconds:
             self.seconds_per_cost = RATE_MEMORY * self.seconds_per_cost + (1 - RATE_MEMORY) * speed
         self.progressed = time.monotonic()
-        self.clock.charge(seconds, len(self.jobs))
+        # Those that have work: sessions that are open and silent, and uploads that are decoded, share nothing.
+        sharers = {window.job for window in (*self.waiting, *batch.windows)}
+        sharers |= {job for job in self.jobs if job.running}
+        self.clock.charge(seconds, len(sharers))
         for window in batch.windows:
             job = window.job
             job.running -= 1

@@ -20,12 +20,14 @@ from imputer.server import protocol, uploads, workers
 from imputer.server.batcher import Batcher
 from imputer.server.connections import Connections
 from imputer.server.decoders import Decoders
+from imputer.server.exchange import too_large
 from imputer.server.failures import Failure, shutting_down
-from imputer.server.guard import Exchange, too_large
 from imputer.server.jobs import Job
+from imputer.server.livesessions import LiveSessions
 from imputer.server.metrics import Metrics
 from imputer.server.pictures import pictures
 from imputer.server.protocol import Models, SettledText, TranscriptionRequest
+from imputer.server.records import Record
 from imputer.server.settings import Settings
 from imputer.transcripts import Transcript
 
@@ -47,6 +49,7 @@ class Service:
         self.batcher = Batcher(self.runners, settings, self.metrics)
         self.decoders = Decoders(self.batcher, settings, self.metrics)
         self.connections = Connections(settings, self.metrics)
+        self.sessions = LiveSessions(settings.max_sessions, self.metrics)
         self.helpers = ThreadPoolExecutor(HELPERS, "imputer-helper", initializer=_one_thread)
         self.models = Models(
             {name: r.model.settings.block_size for name, r in self.recognizers.items()},
@@ -109,8 +112,8 @@ class Service:
         except BaseException:
             await form.close()
             raise
-        exchange: Exchange = request.scope["imputer.exchange"]
-        exchange.job = job
+        record: Record = request.scope["imputer.record"]
+        record.job = job
         return parsed, uploads.plain_name(file.filename), job
 
     def _read(self, texts: list[tuple[str, str]], task: str, trace: bool) -> TranscriptionRequest:
