@@ -295,7 +295,7 @@ def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
     weights = models.read_weights(folder / models.WEIGHTS)
     first_new = models.read_settings(folder)[0].layers
     for layer in model.layers[first_new:]:
-        layer.pass_through()
+        layer.pass_through()  # type: ignore[operator]
     new = tuple(f"layers.{number}." for number in range(first_new, model.settings.layers))
     if models.read_settings(folder)[1].name != model.front_end_settings.name:
         new += (PRETRAINED,)  # over the frames of the same encoder, frozen
