@@ -11,13 +11,14 @@ from hypothesis import given, strategies
 import tones
 from imputer.decoding import Options
 from imputer.recognizer import Recognizer
-from imputer.server.batcher import BATCH_COST_SECONDS, Batcher, choose
+from imputer.server.batcher import Batcher
 from imputer.server.decoders import Cutter
 from imputer.server.failures import Failure
-from imputer.server.jobs import Batch, FairClock, Job, Window
+from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
+from imputer.server.runners import LocalRunner
 from imputer.server.settings import Settings
-from imputer.server.workers import LocalRunner
+from imputer.server.turns import BATCH_COST_SECONDS, FairClock, choose
 from serving import (
     TEXT,
     ask,

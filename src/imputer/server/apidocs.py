@@ -5,7 +5,7 @@ from typing import Any
 
 from imputer import __version__
 from imputer.decoding import STRATEGIES
-from imputer.server.protocol import FORMATS, GRANULARITIES, INCLUDES, MAX_BLOCK_SIZE
+from imputer.server.forms import FORMATS, GRANULARITIES, INCLUDES, MAX_BLOCK_SIZE
 
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}

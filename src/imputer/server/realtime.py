@@ -242,7 +242,7 @@ class Conversation:
         assert self.line is not None
         result: Decoded | None = None
         while True:
-            window, events = await self.service.help(_advance, work, result)
+            window, events = await self.service.offload(_advance, work, result)
             if window is None:
                 break
             result = await self.line.decode(window)

@@ -5,7 +5,7 @@ from typing import Any
 
 from imputer.audio.activity import Gate
 from imputer.server.failures import Failure
-from imputer.server.protocol import Models
+from imputer.server.modelnames import Models
 
 RATE = 24_000  # OpenAI's
 RATES = (8_000, 96_000)
