@@ -320,14 +320,16 @@ def test_sessions_are_logged_and_counted(model, tmp_path):
         wait_until(lambda: figure(program.address, "imputer_live_sessions") == 0)
         seconds = len(samples) / tones.RATE
         wait_until(lambda: figure(program.address, "imputer_audio_seconds_total") > 0)
-        assert figure(program.address, "imputer_audio_seconds_total") == pytest.approx(seconds, abs=0.1)
+        counted = figure(program.address, "imputer_audio_seconds_total")
+        assert seconds - 2 < counted < seconds + 0.1  # the client left in the silence at the end
         figures = get(f"{program.address}/metrics").text
         lines = [json.loads(line) for line in program.stop().splitlines()]
+    assert not [line for line in lines if line["level"] == "error"], "a refusal is no fault"
     for status, name in (("101", "tones"), ("403", "")):
         assert f'requests_total{{endpoint="realtime",model="{name}",status="{status}"}} 1.0' in figures
     (line,) = [line for line in lines if line.get("request_id") == "live-1"]
     assert line["message"] == "GET /v1/realtime" and line["status"] == 101 and line["model"] == "tones"
-    assert line["audio_seconds"] == pytest.approx(seconds, abs=0.1) and line["work_seconds"] > 0
+    assert line["audio_seconds"] == pytest.approx(counted, abs=0.01) and line["work_seconds"] > 0
 
 
 def test_a_server_that_stops_settles_first(model):

@@ -531,6 +531,19 @@ def test_odd_headers_are_refused(small):
         check_envelope(ask(address, content, headers=KEY), 400, "invalid_audio")
 
 
+@pytest.mark.parametrize(
+    ("length", "status"), [("0" * 20 + "99999999999", b"413"), ("-5", b"400"), ("1e3", b"400")]
+)
+def test_lengths_are_read_whole(small, length, status):
+    """Fifteen zeros in front must not hide what is behind them."""
+    with connected(small[0]) as connection:
+        head = (
+            f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {KEY['authorization']}\r\n"
+        )
+        connection.sendall(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(4096).split()[1] == status
+
+
 def test_playlists_are_not_followed(address):
     """ffmpeg, left to guess, would open what a playlist names."""
     with socket.create_server(("127.0.0.1", 0)) as bait:
