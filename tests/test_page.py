@@ -88,6 +88,9 @@ def browser(tmp_path_factory):
     spoken = tmp_path_factory.mktemp("microphone") / "spoken.wav"
     spoken.write_bytes(wav(subtype="PCM_16"))
     arguments = [*ARGUMENTS, f"--use-file-for-fake-audio-capture={spoken}"]
+    # A name that leads here, and no check of the browser's own that would hide a missing one of the server's.
+    arguments += ["--host-resolver-rules=MAP evil.example 127.0.0.1", "--no-proxy-server"]
+    arguments += ["--disable-features=LocalNetworkAccessChecks,LocalNetworkAccessChecksWebSockets"]
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield chromium
@@ -223,6 +226,53 @@ def gated(service, model="tones"):
 def transcribed(folder):
     """What the recogniser makes of the recording that the tests upload."""
     return Recognizer.from_pretrained(folder).transcribe(io.BytesIO(wav()), trace=True)
+
+
+# Pages of other sites.
+
+ATTACK = """
+async ([address, encoded]) => {
+  const bytes = Uint8Array.from(atob(encoded), (c) => c.charCodeAt(0));
+  const form = new FormData();
+  form.append("file", new Blob([bytes]), "a.wav");
+  const posted = fetch(`${address}/v1/audio/transcriptions`, { method: "POST", body: form });
+  const text = await posted.then((answer) => answer.text(), (error) => `failed: ${error}`);
+  const socket = new WebSocket(`${address.replace("http", "ws")}/v1/realtime`);
+  const opened = await new Promise((done) => {
+    socket.onopen = () => done(true);
+    socket.onerror = () => done(false);
+  });
+  socket.close();
+  return [text, opened];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("site", "target", "allowed", "status"),
+    [
+        ("http://evil.example:PORT", "http://evil.example:PORT", {}, "421"),
+        ("http://evil.example", "http://127.0.0.1:PORT", {}, "403"),
+        ("http://evil.example:PORT", "http://evil.example:PORT", {"allow_hosts": ("evil.example",)}, "200"),
+        ("http://evil.example", "http://127.0.0.1:PORT", {"allow_origins": ("http://evil.example",)}, "200"),
+    ],
+)
+def test_a_page_of_another_site(browser, folder, site, target, allowed, status):
+    """A name of the attacker that now leads here (DNS rebinding), and a page elsewhere that posts here."""
+    with serving(folder, **allowed) as (address, _):
+        site, target = (url.replace("PORT", address.rpartition(":")[2]) for url in (site, target))
+        context = browser.new_context()
+        page = context.new_page()
+        document = {"content_type": "text/html", "body": "<!doctype html><title>Attack</title>"}
+        page.route(f"{site}/", lambda route: route.fulfill(**document))  # loaded while the name led elsewhere
+        page.goto(f"{site}/")
+        text, opened = page.evaluate(ATTACK, [target, base64.b64encode(wav()).decode()])
+        context.close()
+        figures = httpx.get(f"{address}/metrics", timeout=100).text
+    assert (TEXT in text, opened) == ((status == "200"),) * 2, text
+    assert re.search(
+        rf'requests_total{{endpoint="transcriptions",model="\w*",status="{status}"}} \d', figures
+    )
 
 
 # Writing, as it happens.
@@ -737,6 +787,46 @@ def test_five_minutes_fit(page):
     until(page, "window.played.length === 1")
     assert page.evaluate("window.played[0]") > 300
     page.screenshot(path=ARTIFACTS / "page-long.png", full_page=True)
+
+
+# Calls that draw, and changes of the document, between two frames of an animation.
+COUNT_DRAWING = """
+async (frames) => {
+  const kinds = ["fillRect", "fillText", "drawImage", "stroke", "fill", "strokeText", "putImageData"];
+  const proto = CanvasRenderingContext2D.prototype;
+  let count = 0;
+  const real = Object.fromEntries(kinds.map((kind) => [kind, proto[kind]]));
+  for (const kind of kinds) {
+    proto[kind] = function (...rest) { count += 1; return real[kind].apply(this, rest); };
+  }
+  const observer = new MutationObserver((changes) => { count += changes.length; });
+  observer.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+  const counts = [];
+  for (let frame = 0; frame < frames; frame += 1) {
+    await new Promise((done) => requestAnimationFrame(done));
+    counts.push(count);
+    count = 0;
+  }
+  observer.disconnect();
+  Object.assign(proto, real);
+  return counts;
+}
+"""
+
+
+def test_playing_draws_what_is_seen_and_no_more(page):
+    """The work of a frame of the animation does not grow with the recording: half a minute and five minutes."""
+    most = {}
+    for count in (30, 260):
+        samples = tones.speak(tones.sentence(np.random.default_rng(5), count), 5, pause=0.6)[0]
+        upload(page, wav(samples, kind="FLAC"), f"{count}.flac")
+        page.locator(".word").first.focus()
+        page.keyboard.press("Enter")
+        until(page, "window.played.length && !window.audio.paused && window.audio.currentTime > 0")
+        most[count] = max(page.evaluate(COUNT_DRAWING, 60))
+        page.evaluate("window.audio.pause()")
+    assert most[30] > 0, "nothing was drawn"
+    assert most[260] < 2 * most[30] + 50, most
 
 
 def test_transport_stays_in_sight(page):

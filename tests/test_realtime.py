@@ -13,7 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 import tones
-from serving import ask, serving, wait_until
+from imputer.server import livesessions
+from serving import TEXT, Program, ask, figure, get, serving, wait_until
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 QUIET = np.zeros(2 * tones.RATE, np.float32)
@@ -243,7 +244,7 @@ def test_bad_events_are_named_and_harm_nothing(server):
 
 def test_a_flood_is_ended_with_all_that_was_settled_and_hurts_nobody(model):
     samples, text = speech(6, 6)
-    with serving(model, realtime_buffer_seconds=20.0) as (address, service):
+    with serving(model, session_buffer_seconds=20.0) as (address, service):
         with Raw(address) as raw:
             raw.send("input_audio_buffer.append", audio=pcm(samples))
             before = raw.until(f"{TRANSCRIPTION}.delta")
@@ -268,7 +269,7 @@ def test_streams_run_in_worker_processes_too(model):
 
 
 def test_silence_of_the_client_ends_a_session(model):
-    with serving(model, realtime_idle_seconds=0.5) as (address, service):
+    with serving(model, session_idle_seconds=0.5) as (address, service):
         with Raw(address) as raw:
             events, code = raw.rest()
         assert (kinds(events), code) == (["session.created", "error"], 1008)
@@ -278,6 +279,57 @@ def test_silence_of_the_client_ends_a_session(model):
             raw.send("input_audio_buffer.append", audio=pcm(speech(8, 7)[0]))
             raw.until("input_audio_buffer.speech_started")
         wait_until(lambda: not service.batcher.jobs and not service.connections.open)
+
+
+def test_sessions_that_are_held_open_lock_nobody_out(model, monkeypatch):
+    """They take no place of uploads; the one that has been silent longest makes room for a new one."""
+    monkeypatch.setattr(livesessions, "SILENT_SECONDS", 3600.0)
+    with (
+        serving(model, max_sessions=3, max_requests=1) as (address, service),
+        contextlib.ExitStack() as stack,
+    ):
+        held = [stack.enter_context(Raw(address)) for _ in range(3)]
+        for raw in held:
+            assert raw.next()["type"] == "session.created"
+        assert ask(address).json()["text"] == TEXT
+        with pytest.raises(InvalidStatus, match="429"):
+            Raw(address)
+        assert figure(address, "imputer_live_sessions") == 3
+        monkeypatch.setattr(livesessions, "SILENT_SECONDS", 0.0)
+        held[0].send("input_audio_buffer.clear")
+        held[0].until("input_audio_buffer.cleared")
+        samples, text = speech(2, 5)
+        with Raw(address) as new:
+            new.send("input_audio_buffer.append", audio=pcm(samples))
+            assert new.until(f"{TRANSCRIPTION}.completed")[-1]["transcript"] == text
+        events, code = held[1].rest()
+        assert code == 1013 and events[-1]["error"]["code"] == "queue_full"
+        held[0].send("input_audio_buffer.clear")
+        held[0].until("input_audio_buffer.cleared")
+    assert not service.sessions.open
+
+
+def test_sessions_are_logged_and_counted(model, tmp_path):
+    samples, text = speech(3, 3)
+    with Program(tmp_path / "log", "--model", model, "--log-json") as program:
+        with Raw(program.address, additional_headers={"x-request-id": "live-1"}) as raw:
+            raw.send("input_audio_buffer.append", audio=pcm(samples))
+            assert raw.until(f"{TRANSCRIPTION}.completed")[-1]["transcript"] == text
+        with pytest.raises(InvalidStatus, match="403"):
+            Raw(program.address, origin="https://elsewhere.example")
+        wait_until(lambda: figure(program.address, "imputer_live_sessions") == 0)
+        seconds = len(samples) / tones.RATE
+        wait_until(lambda: figure(program.address, "imputer_audio_seconds_total") > 0)
+        counted = figure(program.address, "imputer_audio_seconds_total")
+        assert seconds - 2 < counted < seconds + 0.1  # the client left in the silence at the end
+        figures = get(f"{program.address}/metrics").text
+        lines = [json.loads(line) for line in program.stop().splitlines()]
+    assert not [line for line in lines if line["level"] == "error"], "a refusal is no fault"
+    for status, name in (("101", "tones"), ("403", "")):
+        assert f'requests_total{{endpoint="realtime",model="{name}",status="{status}"}} 1.0' in figures
+    (line,) = [line for line in lines if line.get("request_id") == "live-1"]
+    assert line["message"] == "GET /v1/realtime" and line["status"] == 101 and line["model"] == "tones"
+    assert line["audio_seconds"] == pytest.approx(counted, abs=0.01) and line["work_seconds"] > 0
 
 
 def test_a_server_that_stops_settles_first(model):
@@ -303,7 +355,7 @@ def test_the_checks_of_uploads_hold(model):
         assert json.loads(response.body)["error"]["message"]
         return response.status_code
 
-    with serving(model, api_keys=("secret",), max_requests=1) as (address, service):
+    with serving(model, api_keys=("secret",), max_sessions=1) as (address, service):
         right = {"additional_headers": {"Authorization": "Bearer secret"}}
         assert status(address) == 401
         assert status(address, additional_headers={"Authorization": "Bearer wrong"}) == 401

@@ -254,6 +254,31 @@ def test_the_acoustic_part_runs_once(listener, monkeypatch):
     assert calls == {"encode": 1, "impute": 8}
 
 
+@torch.no_grad()
+def test_the_encoder_is_given_little_padding(listener, monkeypatch):
+    """Recordings of all lengths in one batch: similar ones are encoded together, and each has its own frames."""
+    front_end = listener.model.front_end
+    waveforms = [tones.speak("ba lu", seed)[0] for seed in range(3)]
+    waveforms += [np.tile(waveforms[0], times) for times in (2, 4, 4, 9)]
+    features = [front_end.extract(torch.from_numpy(one)) for one in waveforms]
+    alone = [listener.encode([one])[0][0] for one in features]
+    shapes, encode = [], listener.model.encode
+
+    def seen(padded, lengths):
+        assert lengths.min() >= 0.95 * padded.shape[1], "padded by more than 5 %"
+        assert len(lengths) == 1 or padded.shape[0] * padded.shape[1] <= front_end.feature_frames(12.0)
+        shapes.append(len(lengths))
+        return encode(padded, lengths)
+
+    monkeypatch.setattr(listener.model, "encode", seen)
+    together, lengths = listener.encode(features)
+    assert sum(shapes) == len(features) and max(shapes) > 1
+    assert lengths.tolist() == [len(one) for one in alone]
+    for row, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-4, atol=1e-4)
+        assert not row[len(expected) :].any()
+
+
 def test_items_that_are_done_cost_no_more_passes(listener, monkeypatch):
     seen = []
     real = listener.model.impute

@@ -15,8 +15,9 @@ from hypothesis import given, settings, strategies
 import tones
 from imputer import decoding, transcripts
 from imputer.recognizer import Recognizer
-from imputer.server import protocol, uploads
+from imputer.server import forms, modelnames, uploads
 from imputer.server.failures import Failure
+from imputer.server.settled import SettledText
 from serving import (
     TEXT,
     TRANSCRIPTIONS,
@@ -174,7 +175,7 @@ def test_settled_text_is_the_joined_text(listener, data):
         length = frames if number + 1 < count else int(random.integers(frames - hop + 1, frames + 1))
         tokens = np.where(random.random(length) < 0.1, random.integers(1, size + 1, length), 0)
         windows.append(decoding.Decoded(tokens.tolist(), random.random(length).tolist(), 1))
-    settled = protocol.SettledText(listener)
+    settled = SettledText(listener)
     order = data.draw(strategies.permutations(range(count)))
     parts = [settled.add(n, windows[n].alignment, windows[n].confidence) for n in order] + [settled.rest()]
     whole = listener.transcript(listener.join(windows), 100.0)
@@ -188,7 +189,7 @@ def test_settled_text_is_the_joined_text(listener, data):
 def test_openai_client_models(client):
     assert [model.id for model in client.models.list()] == ["tones"]
     assert client.models.retrieve("tones").owned_by == "imputer"
-    for name in protocol.ALIASES:
+    for name in modelnames.ALIASES:
         assert client.models.retrieve(name).id == name
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -214,20 +215,20 @@ def test_current_openai_fields(client, address):
 
 @pytest.mark.parametrize("language", ["en", "en_US", "en-GB", "eng", "EN", "English", "auto", ""])
 def test_names_of_english(language):
-    models = protocol.Models({"english": 8})
-    assert protocol.read_request([("language", language)], models).language == "english"
+    models = modelnames.Models({"english": 8})
+    assert forms.read_request([("language", language)], models).language == "english"
 
 
 def test_languages_of_a_model_for_english():
-    models = protocol.Models({"english": 8, "mine": 8}, {"fast": "mine"})
+    models = modelnames.Models({"english": 8, "mine": 8}, {"fast": "mine"})
     for items in ([("language", "de")], [("languages[]", "de"), ("languages[]", "fr")]):
         with pytest.raises(Failure, match="is for English"):
-            protocol.read_request(items, models)
-    assert protocol.read_request([("languages[]", "de"), ("languages[]", "en")], models).model == "english"
-    assert protocol.read_request([("model", "fast"), ("language", "de")], models).language == "de"
-    assert protocol.read_request([], models, "translate").task == "translate"
+            forms.read_request(items, models)
+    assert forms.read_request([("languages[]", "de"), ("languages[]", "en")], models).model == "english"
+    assert forms.read_request([("model", "fast"), ("language", "de")], models).language == "de"
+    assert forms.read_request([], models, "translate").task == "translate"
     with pytest.raises(Failure, match="cannot translate"):
-        protocol.read_request([("model", "mine")], models, "translate")
+        forms.read_request([("model", "mine")], models, "translate")
 
 
 def test_translations_and_aliases(folder):
@@ -528,6 +529,19 @@ def test_odd_headers_are_refused(small):
     for rate, channels in ((10, 1), (2_000_000, 1), (16_000, 200)):
         content = wav(np.zeros((100, channels), np.float32), rate)
         check_envelope(ask(address, content, headers=KEY), 400, "invalid_audio")
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [("0" * 20 + "99999999999", b"413"), ("-5", b"400"), ("1e3", b"400")]
+)
+def test_lengths_are_read_whole(small, length, status):
+    """Fifteen zeros in front must not hide what is behind them."""
+    with connected(small[0]) as connection:
+        head = (
+            f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {KEY['authorization']}\r\n"
+        )
+        connection.sendall(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(4096).split()[1] == status
 
 
 def test_playlists_are_not_followed(address):

@@ -268,6 +268,23 @@ def test_connections_are_limited_per_client(folder):
         assert other.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def test_a_connection_between_two_requests_is_not_the_first_to_go(folder):
+    """Half-sent headers that are older make room for new ones, not a client that has just been answered."""
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    settings = {"max_connections_per_client": 8, "keep_alive_seconds": 100.0}
+    with serving(folder, **settings) as (address, service), contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(connected(address)) for _ in range(7)]
+        wait_until(lambda: len(service.connections.open) == 7)
+        client = stack.enter_context(connected(address))
+        client.sendall(health)
+        assert receive_all(client).startswith(b"HTTP/1.1 200")
+        for _ in range(3):
+            stack.enter_context(connected(address)).sendall(b"GET /hea")
+        assert all(is_closed(half) for half in halves[:3])
+        client.sendall(health)
+        assert receive_all(client).startswith(b"HTTP/1.1 200")
+
+
 def is_closed(connection):
     try:
         return connection.recv(10) == b""

@@ -418,7 +418,7 @@ def test_metrics_are_prometheus(folder):
 
 def test_documentation_knows_every_option_field_and_code():
     from imputer.commands import serve
-    from imputer.server import apidocs, app, guard, protocol
+    from imputer.server import apidocs, app, forms, records
 
     text = (Path(__file__).parents[1] / "docs" / "deploying.md").read_text()
     told = set(re.findall(r"`(--[a-z-]+)`", text.partition("## Transcribing")[0]))
@@ -426,16 +426,16 @@ def test_documentation_knows_every_option_field_and_code():
     options = set(inspect.signature(serve.serve).parameters) - groups.keys()
     options |= {field.name for group in groups.values() for field in fields(group)}
     assert told == {f"--{name.replace('_', '-')}" for name in options}
-    for field in protocol.FIELDS:
+    for field in forms.FIELDS:
         assert f"`{field}" in text, field
-    assert set(apidocs.FORM_FIELDS) == set(protocol.FIELDS)
-    for path in guard.ENDPOINTS:
+    assert set(apidocs.FORM_FIELDS) == set(forms.FIELDS)
+    for path in records.ENDPOINTS:
         assert path in text
-    assert {*apidocs.WORK, *apidocs.READ} >= guard.ENDPOINTS.keys() - {"/", "/docs", "/openapi.json"}
+    assert {*apidocs.WORK, *apidocs.READ} >= records.ENDPOINTS.keys() - {"/", "/docs", "/openapi.json"}
     for name in Metrics().registry._names_to_collectors:
         if not name.endswith(("_created", "_bucket", "_count", "_sum", "_info", "_total")):
             assert name in text, name
-    source = "".join(path.read_text() for path in Path(guard.__file__).parent.glob("*.py"))
+    source = "".join(path.read_text() for path in Path(records.__file__).parent.glob("*.py"))
     codes = {*re.findall(r'code="([a-z_]+)"', source), *app.CODES.values()}
     for code in codes - {"internal_error", "not_found"}:
         assert f"`{code}`" in text, code

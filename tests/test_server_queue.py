@@ -11,13 +11,14 @@ from hypothesis import given, strategies
 import tones
 from imputer.decoding import Options
 from imputer.recognizer import Recognizer
-from imputer.server.batcher import BATCH_COST_SECONDS, Batcher, choose
+from imputer.server.batcher import Batcher
 from imputer.server.decoders import Cutter
 from imputer.server.failures import Failure
-from imputer.server.jobs import Batch, FairClock, Job, Window
+from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
+from imputer.server.runners import LocalRunner
 from imputer.server.settings import Settings
-from imputer.server.workers import LocalRunner
+from imputer.server.turns import BATCH_COST_SECONDS, FairClock, choose
 from serving import (
     TEXT,
     ask,
@@ -195,11 +196,17 @@ def test_a_short_recording_passes_the_windows_of_a_long_one(listener):
     assert sum(job is long for _, job in order) > 40
 
 
-def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener):
-    """Four clients that send as fast as they are answered leave a long recording its share, a fifth."""
+@pytest.mark.parametrize("silent", [0, 50])
+def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener, silent):
+    """Four clients that send as fast as they are answered leave a long recording its share, a fifth.
+
+    Live sessions that are open and silent change nothing about it.
+    """
 
     async def run():
         batcher = batcher_of(listener)
+        for _ in range(silent):
+            batcher.enrol(Job("tones", Options(4), tones.RATE, lambda job: iter(()), live=True))
         long = queued(batcher, *[silence(20)] * 50)
         arrivals = [(0.0, lambda: queued(batcher, silence(3)))] * 4
         return long, served(batcher, arrivals, 900, done=lambda job: queued(batcher, silence(3)))

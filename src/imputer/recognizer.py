@@ -31,6 +31,8 @@ __all__ = ["Recognizer", "Transcript"]
 OVERLAP_SECONDS = 4.0
 BATCH_SECONDS, BATCH_ITEMS = 64.0, 16  # of padded audio in a batch, and recordings
 AHEAD = 64  # recordings that are open at a time and sorted by length together
+ENCODE_SECONDS = 12.0  # of sound and padding in one run of the encoder on a processor: more gain nothing
+SIMILAR = 0.95  # of the longest recording in such a run: what the shortest may be
 SEARCHES = 16  # prepared searches that are kept: as many lists of hotwords as may be in use at once
 
 Runtime = Literal["torch", "onnx", "onnx-int8"]
@@ -372,11 +374,22 @@ class Recognizer:
         return start
 
     def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames."""
-        lengths = torch.tensor([len(one) for one in features])
-        padded = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)  # (batch, frame, feature)
-        acoustic, frame_lengths = self.model.encode(padded.to(self.device), lengths.to(self.device))
-        return acoustic[:, : int(frame_lengths.max())], frame_lengths
+        """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames.
+
+        On a processor only short recordings of similar length are encoded together: one of a few seconds keeps a
+        core busy by itself, and padding costs as much as sound.
+        """
+        limit = self.model.front_end.feature_frames(ENCODE_SECONDS) if self.device.type == "cpu" else None
+        acoustic: list[Tensor] = [torch.empty(0)] * len(features)
+        frame_lengths = torch.zeros(len(features), dtype=torch.long)
+        for group in _similar([len(one) for one in features], limit):
+            lengths = torch.tensor([len(features[place]) for place in group])
+            padded = torch.nn.utils.rnn.pad_sequence([features[place] for place in group], batch_first=True)
+            found, counts = self.model.encode(padded.to(self.device), lengths.to(self.device))
+            for place, row, count in zip(group, found, counts.tolist(), strict=True):
+                acoustic[place], frame_lengths[place] = row[:count], count
+        # (batch, frame, width)
+        return torch.nn.utils.rnn.pad_sequence(acoustic, batch_first=True), frame_lengths.to(self.device)
 
     def transcript(self, decoded: Decoded, seconds: float) -> Transcript:
         """What an alignment of a recording of so many seconds spells, with the times and confidences of its words."""
@@ -457,6 +470,20 @@ class _Cut:
     number: int
     offset: float
     seconds: float
+
+
+def _similar(lengths: Sequence[int], limit: int | None) -> Iterator[list[int]]:
+    """Places of recordings in groups of similar length, each at most ``limit`` frames with its padding."""
+    group: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        longest = lengths[group[0]] if group else 0
+        fits = lengths[place] >= SIMILAR * longest and (len(group) + 1) * longest <= (limit or 0)
+        if group and limit is not None and not fits:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
 
 
 def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:

@@ -42,6 +42,8 @@ class Limits:
     "Longest recording, in seconds after decoding."
     queue: int = 64
     "Complete uploads that are decoded, waiting or running; more are answered 429 with Retry-After."
+    max_sessions: int = 32
+    "Open live sessions; a new one ends the one that has been silent longest, or is answered 429."
     max_connections: int = 1000
     "Open connections; the limit of open files may allow fewer."
     max_connections_per_client: int = 100
@@ -62,6 +64,10 @@ class Limits:
     "Seconds between two requests on one connection."
     drain_timeout: float = 60.0
     "Seconds for running requests after SIGTERM."
+    session_buffer: float = 60.0
+    "Seconds of audio that one live session may have waiting."
+    session_idle_timeout: float = 300.0
+    "Seconds without an event from the client of a live session."
     stall_timeout: float = 120.0
     "Seconds without progress after which /ready says 503."
 
@@ -164,6 +170,7 @@ def serve(
         max_uploads_bytes=int(limits.max_uploads_mb * MEGABYTE),
         max_seconds=limits.max_seconds,
         max_requests=limits.queue,
+        max_sessions=limits.max_sessions,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,
         header_seconds=limits.header_timeout,
@@ -174,6 +181,8 @@ def serve(
         write_seconds=limits.write_timeout,
         keep_alive_seconds=limits.keep_alive_timeout,
         drain_seconds=limits.drain_timeout,
+        session_buffer_seconds=limits.session_buffer,
+        session_idle_seconds=limits.session_idle_timeout,
         stall_seconds=limits.stall_timeout,
         batch_items=speed.batch,
         batch_delay_seconds=speed.batch_delay_ms / 1000,
@@ -186,6 +195,7 @@ def serve(
 def _check_numbers(port: int, access: Access, limits: Limits, speed: Speed) -> None:
     counts = {
         "--queue": limits.queue,
+        "--max-sessions": limits.max_sessions,
         "--max-connections": limits.max_connections,
         "--max-connections-per-client": limits.max_connections_per_client,
         "--batch": speed.batch,

@@ -5,7 +5,7 @@ from typing import Any
 
 from imputer import __version__
 from imputer.decoding import STRATEGIES
-from imputer.server.protocol import FORMATS, GRANULARITIES, INCLUDES, MAX_BLOCK_SIZE
+from imputer.server.forms import FORMATS, GRANULARITIES, INCLUDES, MAX_BLOCK_SIZE
 
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
@@ -44,6 +44,7 @@ WORK = {
     "/v1/imputations": "Transcribe a recording and show every pass, as the page draws them.",
 }
 READ = {
+    "/v1/realtime": "Live transcription over a WebSocket, in OpenAI's realtime transcription events.",
     "/v1/models": "The models that are served.",
     "/v1/models/{name}": "One of them, by any name that a request may use.",
     "/health": "200 as long as the process answers.",

@@ -1,23 +1,23 @@
 """The server's routes: OpenAI's audio endpoints, one of our own for the page, what operators need, and the page."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from imputer.server import apidocs, metrics, protocol
+from imputer.server import answers, apidocs, imputations, metrics, streams
 from imputer.server.failures import Failure
 from imputer.server.guard import Guard
-from imputer.server.jobs import Job
 from imputer.server.pictures import pictures
 from imputer.server.realtime import add_realtime
+from imputer.server.records import LEFT
 from imputer.server.service import SAMPLE, Service, until
 from imputer.server.settings import Settings
 
@@ -46,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         Guard,
         settings=settings,
         batcher=service.batcher,
+        sessions=service.sessions,
         metrics=service.metrics,
         state=lambda: service.state,
     )
@@ -62,13 +63,13 @@ def _add_work(app: FastAPI, service: Service) -> None:
     async def transcribe(request: Request, task: str) -> Response:
         parsed, name, job = await service.submit(request, task)
         if parsed.stream:
-            queue = _watched(job, passes=parsed.passes)
+            queue = streams.watched(job, passes=parsed.passes)
             service.begin(job)
             await until(request, job.admitted)  # what is wrong with the upload is still a plain answer
-            return _streamed(service.events(parsed, job, queue))
+            return streams.response(streams.transcription(service, parsed, job, queue))
         service.begin(job)
         transcript = await service.transcript(job, await until(request, job.done))
-        body, kind = await service.help(protocol.answer, parsed, transcript, name)
+        body, kind = await service.offload(answers.answer, parsed, transcript, name)
         return Response(body, media_type=kind)
 
     @app.post("/v1/audio/transcriptions")
@@ -80,39 +81,23 @@ def _add_work(app: FastAPI, service: Service) -> None:
         return await transcribe(request, "translate")
 
     @app.post("/v1/imputations")
-    async def imputations(request: Request) -> Response:
+    async def impute(request: Request) -> Response:
         parsed, name, job = await service.submit(request, trace=True)
         recognizer = service.recognizers[parsed.model]
-        queue = _watched(job, passes=True) if parsed.stream else None
+        queue = streams.watched(job, passes=True) if parsed.stream else None
         service.begin(job)
         await until(request, job.admitted)
         assert job.waveform is not None
-        outline = protocol.outline(recognizer, parsed, name, job.waveform)
+        outline = imputations.outline(recognizer, parsed, name, job.waveform)
         if queue is not None:
-            return _streamed(service.imputation_events(parsed, outline, job, queue))
-        drawing = service.help(pictures, job.waveform, recognizer.sample_rate)
+            return streams.response(streams.imputation(service, parsed, outline, job, queue))
+        drawing = service.offload(pictures, job.waveform, recognizer.sample_rate)
         windows = await until(request, job.done)
-        body = await service.help(protocol.imputation, recognizer, parsed, outline, windows, job.seconds)
+        body = await service.offload(
+            imputations.imputation, recognizer, parsed, outline, windows, job.seconds
+        )
         body["pictures"] = await drawing
-        return Response(await service.help(protocol.dumps, body), media_type="application/json")
-
-
-def _watched(job: Job, *, passes: bool) -> asyncio.Queue:
-    """A queue of what happens to a job, to be put up before it begins; None is its end."""
-    queue: asyncio.Queue = asyncio.Queue()
-    if passes:
-        job.watch = lambda *seen: queue.put_nowait(("pass", *seen))
-    job.on_window = lambda *seen: queue.put_nowait(("window", *seen))
-    job.done.add_done_callback(lambda _: queue.put_nowait(None))
-    return queue
-
-
-def _streamed(events: AsyncIterator[bytes]) -> StreamingResponse:
-    return StreamingResponse(
-        events,
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-    )
+        return Response(await service.offload(answers.dumps, body), media_type="application/json")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -171,7 +156,7 @@ def _add_failures(app: FastAPI) -> None:
         if isinstance(error, Failure):
             failure = error
         elif isinstance(error, ClientDisconnect):
-            failure = Failure(499, "the client left")
+            failure = Failure(LEFT, "the client left")
         else:
             assert isinstance(error, HTTPException)
             failure = Failure(
@@ -182,11 +167,8 @@ def _add_failures(app: FastAPI) -> None:
             )
         return JSONResponse(failure.envelope(), failure.status, headers=failure.headers)
 
-    handlers: list[tuple[type[Exception], Callable]] = [
-        (kind, answer) for kind in (Failure, ClientDisconnect, HTTPException)
-    ]
-    for kind, handler in handlers:
-        app.add_exception_handler(kind, handler)
+    for kind in (Failure, ClientDisconnect, HTTPException):
+        app.add_exception_handler(kind, answer)
 
 
 class _Static(StaticFiles):

@@ -15,12 +15,12 @@ import numpy as np
 from imputer.decoding import Decoded
 from imputer.errors import ImputerError
 from imputer.server.failures import Failure, busy, shutting_down
-from imputer.server.jobs import Batch, FairClock, Job, Window
+from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
+from imputer.server.runners import Runner, WorkerDied
 from imputer.server.settings import Settings
-from imputer.server.workers import Runner, WorkerDied
+from imputer.server.turns import FairClock, choose, next_windows
 
-BATCH_COST_SECONDS = 0.7  # of audio: what starting a batch costs, and so what padding may, to save one
 URGENT_COST = 0.5  # of a running batch's cost: what may interrupt it costs less
 RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what is measured
 RESTART_SECONDS = 1.0  # before a worker that died is replaced
@@ -82,14 +82,17 @@ class Batcher:
         with self.condition:
             if self.stopping:
                 raise shutting_down()
-            self.check_places()
+            if not job.live:
+                self.check_places()
             self.jobs.add(job)
             job.tag = self.clock.now
             self._count()
 
     def check_places(self) -> None:
-        """Refuse if every place is taken."""
-        if len(self.jobs) >= self.settings.max_requests:
+        """Refuse an upload if every place is taken."""
+        with self.condition:
+            taken = sum(not job.live for job in self.jobs)
+        if taken >= self.settings.max_requests:
             raise busy(self._backlog_seconds())
 
     def admit_long(self, job: Job) -> None:
@@ -136,10 +139,14 @@ class Batcher:
 
     def _complete(self, job: Job) -> None:
         self.jobs.discard(job)
-        self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
-        self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
+        self.count_work(job)
         self._count()
         job.finish()
+
+    def count_work(self, job: Job) -> None:
+        """Add a job that is done to the figures."""
+        self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
+        self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
 
     def retry_seconds(self) -> float:
         """How long the queue will take, roughly."""
@@ -151,7 +158,7 @@ class Batcher:
         return waiting * self.seconds_per_cost / max(1, len(self.runners))
 
     def _count(self) -> None:
-        self.metrics.in_progress.set(len(self.jobs))
+        self.metrics.in_progress.set(sum(not job.live for job in self.jobs))
         self.metrics.queue_depth.set(len(self.waiting))
         self.metrics.queue_seconds.set(sum(window.seconds for window in self.waiting))
 
@@ -253,7 +260,10 @@ class Batcher:
         if seconds:
             self.seconds_per_cost = RATE_MEMORY * self.seconds_per_cost + (1 - RATE_MEMORY) * speed
         self.progressed = time.monotonic()
-        self.clock.charge(seconds, len(self.jobs))
+        # Those that have work: sessions that are open and silent, and uploads that are decoded, share nothing.
+        sharers = {window.job for window in (*self.waiting, *batch.windows)}
+        sharers |= {job for job in self.jobs if job.running}
+        self.clock.charge(seconds, len(sharers))
         for window in batch.windows:
             job = window.job
             job.running -= 1
@@ -302,48 +312,6 @@ class Batcher:
                 logger.error("a worker could not be started again: %s", error)
             else:
                 return
-
-
-def choose(
-    waiting: Sequence[Window], items: int, seconds: float, seconds_per_cost: float = 0.0
-) -> list[Window]:
-    """The window whose turn it is, and those that are cheaper to take along than to run after it.
-
-    A window goes along if it adds less padding than a batch of its own would cost; most alike first.
-    """
-    first = min(next_windows(waiting), key=lambda window: window.turn(seconds_per_cost))
-    if first.attempts:
-        return [first]  # it may have ended a worker: alone, it harms nobody else
-    others = [
-        window
-        for window in waiting
-        if _alike(window.job, first.job) and window is not first and not window.attempts
-    ]
-    others.sort(key=lambda window: (abs(window.seconds - first.seconds), window.turn(seconds_per_cost)))
-    batch, longest = [first], first.seconds
-    for window in others:
-        if len(batch) >= items:
-            break
-        stretched = max(longest, window.seconds)
-        padded = stretched * (len(batch) + 1)
-        added = padded - longest * len(batch) - window.seconds
-        if padded <= seconds and added < BATCH_COST_SECONDS:
-            batch.append(window)
-            longest = stretched
-    return batch
-
-
-def next_windows(waiting: Sequence[Window]) -> list[Window]:
-    """Of each job the first window that waits: a short last window does not go before the others."""
-    found: dict[Job, Window] = {}
-    for window in waiting:
-        if window.number < found.setdefault(window.job, window).number:
-            found[window.job] = window
-    return list(found.values())
-
-
-def _alike(one: Job, other: Job) -> bool:
-    return one.model == other.model and one.options == other.options
 
 
 def _failure(error: Exception) -> Failure:

@@ -93,6 +93,7 @@ class LimitedProtocol(H11Protocol):
     address = ""
     since = 0.0  # the present stage began, or the client last took something of its answer
     unsent = 0  # bytes of the answer at the last look
+    idle = False  # between two requests: uvicorn's keep-alive deadline runs, not the header's
     closed = False
     upgraded = False  # to a WebSocket: a live session, which looks after its own deadlines
 
@@ -116,8 +117,8 @@ class LimitedProtocol(H11Protocol):
         if self.closed:
             return
         before = self.stage
-        if before is Stage.HEADER and self.cycle is not None and not self.since:
-            self.since = time.monotonic()  # the first bytes of the next request
+        if self.idle:
+            self.idle, self.since = False, time.monotonic()  # the first bytes of the next request
         super().data_received(data)
         if self.stage is not before:
             self.since = time.monotonic()
@@ -139,7 +140,7 @@ class LimitedProtocol(H11Protocol):
         protocol.connection_lost = connection_lost
 
     def on_response_complete(self) -> None:
-        self.since = 0.0  # idle: uvicorn's keep-alive deadline runs
+        self.idle, self.since = True, time.monotonic()
         super().on_response_complete()
 
     @property
@@ -171,7 +172,8 @@ class LimitedProtocol(H11Protocol):
                 self.give_up("unread")
             return
         self.unsent = 0
-        if self.stage is Stage.HEADER and self.since and now - self.since > settings.header_seconds:
+        late = now - self.since > settings.header_seconds
+        if self.stage is Stage.HEADER and late and not self.idle:
             self.transport.write(HEADER_TIMEOUT)
             self.give_up("header")
 

@@ -42,3 +42,8 @@ def no_space() -> Failure:
 def shutting_down() -> Failure:
     """No new work while the server drains."""
     return retry_later(503, "the server is shutting down", "shutting_down", 5)
+
+
+def unexpected() -> Failure:
+    """A fault of the server; the log says more than the client is told."""
+    return Failure(500, "something went wrong in the server", code="internal_error")

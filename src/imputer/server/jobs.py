@@ -1,4 +1,4 @@
-"""A recording on its way through the server, and how fair turns between recordings are counted."""
+"""A recording on its way through the server: its windows, and the batches they are in."""
 
 import asyncio
 import itertools
@@ -17,26 +17,6 @@ ENCODER_PASSES = 4  # the acoustic encoder costs about as much as this many pass
 _numbers = itertools.count()
 
 
-class FairClock:
-    """Virtual time of fair queueing: how much work each waiting recording should have received by now.
-
-    A recording that arrives starts at the present; each piece of work moves its tag ahead by what the work cost,
-    and the clock by that cost divided by the number of recordings that share. What would end first goes first (tag
-    plus cost, as in weighted fair queueing): a short recording passes a long one, and many short ones do not stop
-    it for ever, since it keeps its tag while the clock moves on.
-    """
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def start(self, tag: float) -> float:
-        """The tag of a recording that has work again: time when it had none is not saved up."""
-        return max(self.now, tag)
-
-    def charge(self, cost: float, sharers: int) -> None:
-        self.now += cost / max(1, sharers)
-
-
 @dataclass(eq=False)
 class Job:
     """One recording. Made in the event loop, decoded by the decoders, filled in by the batcher."""
@@ -46,6 +26,7 @@ class Job:
     sample_rate: int
     open: Callable[["Job"], Iterator[np.ndarray]]  # decodes the upload, block by block
     close: Callable[[], None] = lambda: None  # frees the upload
+    live: bool = False  # of a live session: it has no end, and takes no place of uploads
     watch: Callable[[int, int, list[int], list[float]], None] | None = None  # in the event loop, every pass
     on_window: Callable[[int, Decoded], None] | None = None  # in the event loop, every complete window
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

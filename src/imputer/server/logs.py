@@ -8,6 +8,8 @@ import time
 FIELDS = "request"  # the attribute of a record that holds the fields of a request
 REPEATS, REPEAT_SECONDS = 10, 60.0
 REQUESTS = "imputer.requests"  # one line per request: never dropped
+# uvicorn takes a WebSocket that was refused with an HTTP answer for a fault; the refusal has its own line.
+REFUSED = "ASGI callable returned without completing handshake."
 LOGGERS = ("imputer.server", REQUESTS, "uvicorn.error", "asyncio")
 
 
@@ -59,6 +61,8 @@ class Repeats(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == REQUESTS:
             return True
+        if record.msg == REFUSED:
+            return False
         kind = (record.name, str(record.msg).partition("\n")[0][:80])
         since, count = self.seen.get(kind, (record.created, 0))
         if record.created - since > REPEAT_SECONDS:

@@ -38,6 +38,7 @@ class Metrics:
         self.passes = self._counter("passes", "Passes of the network, each over a whole batch.")
         self.in_progress = self._gauge("requests_in_progress", "Complete uploads, waiting or running.")
         self.connections = self._gauge("connections", "Open connections.")
+        self.live_sessions = self._gauge("live_sessions", "Open live sessions.")
         self.queue_depth = self._gauge("queue_depth", "Windows of audio waiting for the network.")
         self.queue_seconds = self._gauge("queue_seconds", "Seconds of audio waiting for the network.")
         self.request_seconds = self._histogram(

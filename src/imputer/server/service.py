@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,23 +16,25 @@ from starlette.requests import ClientDisconnect
 from imputer.decoding import STRATEGIES, Decoded
 from imputer.errors import UsageError
 from imputer.models import model_folder
-from imputer.server import protocol, uploads, workers
+from imputer.server import forms, runners, uploads
 from imputer.server.batcher import Batcher
 from imputer.server.connections import Connections
 from imputer.server.decoders import Decoders
+from imputer.server.exchange import too_large
 from imputer.server.failures import Failure, shutting_down
-from imputer.server.guard import Exchange, too_large
+from imputer.server.forms import TranscriptionRequest
 from imputer.server.jobs import Job
+from imputer.server.livesessions import LiveSessions
 from imputer.server.metrics import Metrics
-from imputer.server.pictures import pictures
-from imputer.server.protocol import Models, SettledText, TranscriptionRequest
+from imputer.server.modelnames import Models
+from imputer.server.records import Record
+from imputer.server.runners import Runner
 from imputer.server.settings import Settings
+from imputer.server.workers import ProcessRunner
 from imputer.transcripts import Transcript
 
 SAMPLE = "sample.wav"  # in a model's folder: a recording to try it on
 HELPERS = 2  # threads that draw pictures and join windows
-FORM_FIELDS, FORM_FIELD_BYTES = 128, 1 << 14
-SILENCE_SECONDS = 15.0  # in a stream, before a comment shows proxies that it is alive
 
 
 class Service:
@@ -41,12 +43,13 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.folders = folders(settings.models)
-        self.recognizers = workers.load(settings, self.folders)
+        self.recognizers = runners.load(settings, self.folders)
         self.metrics = Metrics()
         self.runners = self._runners()
         self.batcher = Batcher(self.runners, settings, self.metrics)
         self.decoders = Decoders(self.batcher, settings, self.metrics)
         self.connections = Connections(settings, self.metrics)
+        self.sessions = LiveSessions(settings.max_sessions, self.metrics)
         self.helpers = ThreadPoolExecutor(HELPERS, "imputer-helper", initializer=_one_thread)
         self.models = Models(
             {name: r.model.settings.block_size for name, r in self.recognizers.items()},
@@ -54,14 +57,14 @@ class Service:
         )
         self.started = self.draining = False
 
-    def _runners(self) -> list[workers.Runner]:
+    def _runners(self) -> list[Runner]:
         settings = self.settings
         if settings.workers == 1:
             self.metrics.watch_memory(list)
-            return [workers.LocalRunner(self.recognizers, settings)]
-        runners = [workers.ProcessRunner(settings, self.folders) for _ in range(settings.workers)]
-        self.metrics.watch_memory(lambda: [runner.pid for runner in runners if runner.pid])
-        return list(runners)
+            return [runners.LocalRunner(self.recognizers, settings)]
+        found = [ProcessRunner(settings, self.folders) for _ in range(settings.workers)]
+        self.metrics.watch_memory(lambda: [runner.pid for runner in found if runner.pid])
+        return list(found)
 
     def start(self) -> None:
         """Load and warm up what is not, and open for work."""
@@ -97,26 +100,26 @@ class Service:
         self, request: Request, task: str = "transcribe", *, trace: bool = False
     ) -> tuple[TranscriptionRequest, str, Job]:
         """Receive a form and take a place in the queue: what it asks for, the name of its file, the job."""
-        form = await _form(request)
+        form = await uploads.form(request)
         try:
             items = form.multi_items()
             texts = [(name, value) for name, value in items if isinstance(value, str) and name != "file"]
             parsed = self._read(texts, task, trace)
-            file = _file(items)
+            file = uploads.file_of(items)
             if (file.size or 0) > self.settings.max_upload_bytes:
                 raise too_large(self.settings)
             job = self._enrol(parsed, file)
         except BaseException:
             await form.close()
             raise
-        exchange: Exchange = request.scope["imputer.exchange"]
-        exchange.job = job
+        record: Record = request.scope["imputer.record"]
+        record.job = job
         return parsed, uploads.plain_name(file.filename), job
 
     def _read(self, texts: list[tuple[str, str]], task: str, trace: bool) -> TranscriptionRequest:
         """The fields of a form; refuses keywords that the model cannot write, and drops a prompt like that."""
         settings = self.settings
-        parsed = protocol.read_request(
+        parsed = forms.read_request(
             texts, self.models, task, trace=trace, lm=settings.lm, hotwords=settings.hotwords
         )
         recognizer, given = self.recognizers[parsed.model], parsed.options
@@ -159,94 +162,11 @@ class Service:
         def join() -> Transcript:
             return recognizer.transcript(recognizer.join(windows), job.seconds)
 
-        return await self.help(join)
+        return await self.offload(join)
 
-    def help(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future:
+    def offload(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future:
         """Run a function in a helper thread."""
         return asyncio.get_running_loop().run_in_executor(self.helpers, function, *arguments)
-
-    # Streams.
-
-    async def events(
-        self, parsed: TranscriptionRequest, job: Job, queue: asyncio.Queue
-    ) -> AsyncIterator[bytes]:
-        """The text of each window once it is settled, every pass if asked for, and the end."""
-        settled = SettledText(self.recognizers[parsed.model])
-        async for kind, *seen in _items(queue):
-            if kind == "comment":
-                yield b": waiting\n\n"
-            elif kind == "pass":
-                yield self._pass_event(parsed, *seen)
-            else:
-                number, decoded = seen
-                text, tokens = settled.add(number, decoded.alignment, decoded.confidence)
-                if text:
-                    yield protocol.delta_event(parsed, text, tokens)
-        try:
-            transcript = await self.transcript(job, job.done.result())
-        except Failure as failure:
-            yield protocol.error_event(failure)
-            return
-        text, tokens = settled.rest()
-        if text:
-            yield protocol.delta_event(parsed, text, tokens)
-        yield protocol.done_event(parsed, transcript)
-        yield protocol.END
-
-    def _pass_event(
-        self,
-        parsed: TranscriptionRequest,
-        window: int,
-        number: int,
-        partial: list[int],
-        confidence: list[float],
-    ) -> bytes:
-        recognizer = self.recognizers[parsed.model]
-        hop_seconds = recognizer.window_frames()[1] * recognizer.frame_seconds
-        mask = recognizer.model.mask
-        return protocol.event(
-            "imputer.pass",
-            window=window,
-            offset=round(window * hop_seconds, 3),
-            frame_seconds=recognizer.frame_seconds,
-            **{"pass": number},
-            alignment=recognizer.symbols(partial),
-            confidence=[round(c, 3) for c in confidence],
-            committed=[token != mask for token in partial],
-        )
-
-    async def imputation_events(
-        self, parsed: TranscriptionRequest, outline: dict[str, Any], job: Job, queue: asyncio.Queue
-    ) -> AsyncIterator[bytes]:
-        """For the page: the outline, the pictures when they are drawn, every pass of every window, the whole."""
-        recognizer = self.recognizers[parsed.model]
-        assert job.waveform is not None
-        drawing = self.help(pictures, job.waveform, recognizer.sample_rate)
-        drawing.add_done_callback(lambda _: queue.put_nowait(("pictures",)))
-        partials: dict[int, list[int]] = {}
-        drawn = False
-        yield protocol.event("imputation.start", **outline)
-        async for kind, *seen in _items(queue):
-            if kind == "comment":
-                yield b": waiting\n\n"
-            elif kind == "pictures":
-                drawn = True
-                yield protocol.event("imputation.pictures", **drawing.result())
-            elif kind == "pass":
-                window, number, partial, confidence = seen
-                before = partials.get(window, [recognizer.model.mask] * len(partial))
-                partials[window] = partial
-                changed = protocol.changes(recognizer, before, partial, confidence)
-                yield protocol.event("imputation.pass", window=window, **{"pass": number}, **changed)
-        try:
-            windows = job.done.result()
-        except Failure as failure:
-            yield protocol.error_event(failure)
-            return
-        body = await self.help(protocol.imputation, recognizer, parsed, outline, windows, job.seconds)
-        if not drawn:
-            yield protocol.event("imputation.pictures", **await drawing)
-        yield protocol.event("imputation.done", **body)
 
     # Models.
 
@@ -320,50 +240,6 @@ async def until(request: Request, future: asyncio.Future) -> Any:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _items(queue: asyncio.Queue) -> AsyncIterator[tuple]:
-    """What is put into a queue, up to None; a comment whenever nothing came for a while."""
-    while True:
-        try:
-            async with asyncio.timeout(SILENCE_SECONDS):
-                item = await queue.get()
-        except TimeoutError:
-            yield ("comment",)
-            continue
-        if item is None:
-            return
-        yield item
-
-
-async def _form(request: Request) -> Any:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "multipart/form-data":
-        raise Failure(
-            415, f"send multipart/form-data, not {kind[:80] or 'a body without a type'}", code="wrong_type"
-        )
-    return await request.form(max_files=1, max_fields=FORM_FIELDS, max_part_size=FORM_FIELD_BYTES)
-
-
-def _file(items: list[tuple[str, Any]]) -> UploadFile:
-    """The upload in a form."""
-    for name, value in items:
-        if isinstance(value, UploadFile) and name != "file":
-            raise Failure(
-                400,
-                f"the upload is in the field {name[:80]!r}; it belongs in 'file'",
-                code="wrong_field",
-                param="file",
-            )
-        if name == "file" and isinstance(value, str):
-            raise Failure(400, "the field 'file' has no file in it", code="missing_file", param="file")
-    found = [value for _, value in items if isinstance(value, UploadFile)]
-    if not found:
-        names = ", ".join(repr(name[:40]) for name, _ in items[:8]) or "none at all"
-        raise Failure(
-            400, f"the form has no field 'file'; its fields are {names}", code="missing_file", param="file"
-        )
-    return found[0]
 
 
 def _one_thread() -> None:

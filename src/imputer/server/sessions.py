@@ -5,7 +5,7 @@ from typing import Any
 
 from imputer.audio.activity import Gate
 from imputer.server.failures import Failure
-from imputer.server.protocol import Models
+from imputer.server.modelnames import Models
 
 RATE = 24_000  # OpenAI's
 RATES = (8_000, 96_000)
@@ -48,6 +48,7 @@ class Session:
     detection: Detection | None = Detection()
     language: str | None = None
     include: tuple[str, ...] = ()
+    beta: bool = False  # the client speaks the events of OpenAI's beta
 
     def updated(self, given: Any, models: Models) -> "Session":
         """With the fields of a session.update."""
@@ -56,7 +57,7 @@ class Session:
         if kind != "transcription":
             raise _bad("session.type", f"session.type is {kind!r}, but this server only transcribes")
         audio = _object(session.get("audio"), "session.audio")
-        return self._with(_object(audio.get("input"), "session.audio.input"), session, models)
+        return self._with(_object(audio.get("input"), "session.audio.input"), session, models, beta=False)
 
     def updated_beta(self, given: Any, models: Models) -> "Session":
         """With the fields of the beta's transcription_session.update."""
@@ -65,10 +66,12 @@ class Session:
         fields = {new: session[old] for old, new in names.items() if old in session}
         if (form := session.get("input_audio_format")) not in (None, "pcm16"):
             raise _bad("session.input_audio_format", f"input_audio_format is {form!r}, but it takes 'pcm16'")
-        return self._with(fields, session, models)
+        return self._with(fields, session, models, beta=True)
 
-    def _with(self, fields: dict[str, Any], session: dict[str, Any], models: Models) -> "Session":
-        changes: dict[str, Any] = {}
+    def _with(
+        self, fields: dict[str, Any], session: dict[str, Any], models: Models, *, beta: bool
+    ) -> "Session":
+        changes: dict[str, Any] = {"beta": beta}
         if fields.get("format") is not None:
             changes["rate"] = _rate(_object(fields["format"], "session.audio.input.format"))
         if fields.get("transcription") is not None:
@@ -84,7 +87,10 @@ class Session:
         return replace(self, **changes)
 
     def described(self, name: str) -> dict[str, Any]:
-        """The whole session as it is in effect."""
+        """The whole session as it is in effect, in the shape that its client speaks."""
+        return self._described_beta(name) if self.beta else self._described(name)
+
+    def _described(self, name: str) -> dict[str, Any]:
         return {
             "type": "transcription",
             "object": "realtime.transcription_session",
@@ -100,8 +106,8 @@ class Session:
             "include": list(self.include) or None,
         }
 
-    def described_beta(self, name: str) -> dict[str, Any]:
-        now = self.described(name)["audio"]["input"]
+    def _described_beta(self, name: str) -> dict[str, Any]:
+        now = self._described(name)["audio"]["input"]
         return {
             "id": name,
             "object": "realtime.transcription_session",

@@ -47,8 +47,9 @@ class Settings:
     stall_seconds: float = 120.0  # without progress while work waits: not ready
 
     # Live sessions.
-    realtime_buffer_seconds: float = 60.0  # of audio that one session may have waiting
-    realtime_idle_seconds: float = 300.0  # without an event from the client
+    max_sessions: int = 32
+    session_buffer_seconds: float = 60.0  # of audio that one session may have waiting
+    session_idle_seconds: float = 300.0  # without an event from the client
 
     # Batches.
     batch_items: int = 16  # windows in one batch; 1 turns batching off

@@ -1,16 +1,19 @@
-"""From an upload to samples, block by block, with limits on what it may cost.
+"""From a form to its upload, and from that to samples, block by block, with limits on what it may cost.
 
 Nothing the client sends is ever taken for a path: the reader gets the bytes, and decides by them how to read.
 """
 
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
 
 from imputer.audio import AudioError, Limits, Reader
 from imputer.server.failures import Failure
 
+FORM_FIELDS, FORM_FIELD_BYTES = 128, 1 << 14
 RATE, CHANNELS = 192_000, 8  # the most that is read
 SAMPLES_PER_SECOND = (
     2 * 48_000
@@ -20,6 +23,37 @@ REASONS = {
     "unsupported": (415, "unsupported_format"),
     "too_long": (413, "audio_too_long"),
 }
+
+
+async def form(request: Request) -> FormData:
+    """A multipart form, received; its files are on the disk."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise Failure(
+            415, f"send multipart/form-data, not {kind[:80] or 'a body without a type'}", code="wrong_type"
+        )
+    return await request.form(max_files=1, max_fields=FORM_FIELDS, max_part_size=FORM_FIELD_BYTES)
+
+
+def file_of(items: list[tuple[str, Any]]) -> UploadFile:
+    """The upload in a form."""
+    for name, value in items:
+        if isinstance(value, UploadFile) and name != "file":
+            raise Failure(
+                400,
+                f"the upload is in the field {name[:80]!r}; it belongs in 'file'",
+                code="wrong_field",
+                param="file",
+            )
+        if name == "file" and isinstance(value, str):
+            raise Failure(400, "the field 'file' has no file in it", code="missing_file", param="file")
+    found = [value for _, value in items if isinstance(value, UploadFile)]
+    if not found:
+        names = ", ".join(repr(name[:40]) for name, _ in items[:8]) or "none at all"
+        raise Failure(
+            400, f"the form has no field 'file'; its fields are {names}", code="missing_file", param="file"
+        )
+    return found[0]
 
 
 def plain_name(name: str | None) -> str:

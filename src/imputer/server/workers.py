@@ -1,7 +1,7 @@
-"""What runs batches: the network in this process, or in a process of its own.
+"""The network in processes of its own, each with one pipe to the server.
 
-A worker process has one pipe to the server. It ends when the pipe or the server does. Between passes it looks for a
-more urgent batch and for cancellations, so a long batch holds nobody up.
+A worker ends when the pipe or the server does. Between passes it looks for a more urgent batch and for
+cancellations, so a long batch holds nobody up.
 """
 
 import contextlib
@@ -12,184 +12,26 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from imputer.decoding import Cancelled, Decoded, OnPass, Options
+from imputer.decoding import Decoded, Options
 from imputer.errors import ImputerError
 from imputer.recognizer import Recognizer
-from imputer.server.jobs import Batch, Window
+from imputer.server.jobs import Batch
+from imputer.server.runners import DEPTH, Host, Watch, WorkerDied, load, run_windows, warm_up, watch_of
 from imputer.server.settings import Settings
 
 POLL_SECONDS = 0.02  # how often the server looks for something urgent while a worker is busy
 ALIVE_SECONDS = 1.0  # between signs of life from a worker that is busy
 START_SECONDS = 300.0
-DEPTH = 3  # batches that interrupt each other
-
-Results = list[Decoded | Exception]
-Watch = Callable[[int, list[int], list[float]], None]  # pass, partial alignment, confidence
 
 logger = logging.getLogger("imputer.server")
 
-
-class Host(Protocol):
-    """What a runner needs of the batcher."""
-
-    def urgent(self, running: Batch, elapsed: float) -> Batch | None:
-        """A batch to run before ``running`` goes on."""
-
-    def deliver(self, batch: Batch, results: Results, seconds: float) -> None:
-        """What became of a batch."""
-
-
-class Runner(Protocol):
-    """Runs one batch at a time, and what interrupts it."""
-
-    def start(self) -> None:
-        """Begin to load the models."""
-
-    def wait_until_ready(self) -> None:
-        """Return when the models are loaded and warm."""
-
-    def run(self, batch: Batch, host: Host) -> None:
-        """Run a batch and hand its results to the host."""
-
-    def close(self) -> None:
-        """End, with no batch running."""
-
-
-class WorkerDied(Exception):
-    """The process that ran these batches is gone."""
-
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        super().__init__("a worker died")
-        self.batches = batches
-
-
-class LocalRunner:
-    """The network in a thread of the server."""
-
-    def __init__(self, recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
-        self.recognizers, self.settings = recognizers, settings
-
-    def start(self) -> None:
-        pass
-
-    def wait_until_ready(self) -> None:
-        warm_up(self.recognizers, self.settings)
-
-    def close(self) -> None:
-        pass
-
-    def run(self, batch: Batch, host: Host, depth: int = 1) -> None:
-        import torch
-
-        torch.set_num_threads(self.settings.threads)  # of this thread
-        started, interrupted = time.monotonic(), 0.0
-
-        def between_passes() -> bool:
-            nonlocal interrupted
-            if depth < DEPTH:
-                while other := host.urgent(batch, time.monotonic() - started - interrupted):
-                    since = time.monotonic()
-                    self.run(other, host, depth + 1)
-                    interrupted += time.monotonic() - since
-            return not batch.cancelled
-
-        results = run_windows(
-            self.recognizers[batch.model],
-            batch.options,
-            [window.samples for window in batch.windows],
-            [window.start for window in batch.windows],
-            [_watch(window) for window in batch.windows],
-            between_passes,
-        )
-        host.deliver(batch, results, time.monotonic() - started - interrupted)
-
-
-def run_windows(
-    recognizer: Recognizer,
-    options: Options,
-    samples: Sequence[np.ndarray],
-    starts: Sequence[Sequence[int]],
-    watches: Sequence[Watch | None],
-    between_passes: Callable[[], bool],
-) -> Results:
-    """One result per window, none if ``between_passes`` said to stop; one that spoils the batch fails alone."""
-    try:
-        return list(
-            recognizer.decode(
-                samples,
-                options,
-                starts=starts if any(starts) else None,
-                on_pass=_on_pass(watches, recognizer.model.mask),
-                cancelled=lambda: not between_passes(),
-            )
-        )
-    except Cancelled:
-        return []
-    except Exception as error:
-        if len(samples) == 1:
-            return [error]
-    results: Results = []
-    for one, start, watch in zip(samples, starts, watches, strict=True):
-        alone = run_windows(recognizer, options, [one], [start], [watch], between_passes)
-        if not alone:
-            return []
-        results += alone
-    return results
-
-
-def _on_pass(watches: Sequence[Watch | None], mask: int) -> OnPass | None:
-    """Tell each watch of its window's passes, until the window is complete or has failed."""
-    watching = {item: watch for item, watch in enumerate(watches) if watch is not None}
-    if not watching:
-        return None
-
-    def tell(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
-        for item, watch in list(watching.items()):
-            if partial[item]:
-                watch(number, partial[item], confidence[item])
-            if mask not in partial[item]:
-                del watching[item]
-
-    return tell
-
-
-def warm_up(recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
-    """Run every model once, so that the first client waits no longer than others."""
-    options = Options(2, lm=settings.lm, hotwords=settings.hotwords)
-    for recognizer in recognizers.values():
-        silence = np.zeros(recognizer.sample_rate, np.float32)
-        for result in recognizer.decode([silence, silence[:8000]], options):
-            if isinstance(result, Exception):
-                raise result
-
-
-def load(settings: Settings, folders: Mapping[str, Any]) -> dict[str, Recognizer]:
-    """The models by name."""
-    return {
-        name: Recognizer.from_pretrained(folder, runtime=settings.runtime, device=settings.device)  # type: ignore[arg-type]
-        for name, folder in folders.items()
-    }
-
-
-def _watch(window: Window) -> Watch | None:
-    job = window.job
-    if job.watch is None:
-        return None
-
-    def tell(number: int, partial: list[int], confidence: list[float]) -> None:
-        if not job.cancelled and job.watch is not None:
-            job.tell(job.watch, window.number, number, partial, confidence)
-
-    return tell
-
-
-# A process of its own. The server's side.
+# The server's side.
 
 
 class ProcessRunner:
@@ -281,7 +123,7 @@ class ProcessRunner:
         batch = running[number]
         if kind == "pass":
             item, *seen = rest
-            if watch := _watch(batch.windows[item]):
+            if watch := watch_of(batch.windows[item]):
                 watch(*seen)
         elif kind == "done":
             del running[number]

@@ -1,5 +1,6 @@
 """Live recognition: samples in as they come, settled and partial text out."""
 
-from imputer.streaming.live import Event, Frames, Stream, Window
+from imputer.streaming.events import Event, Frames, Window
+from imputer.streaming.live import Stream
 
 __all__ = ["Event", "Frames", "Stream", "Window"]

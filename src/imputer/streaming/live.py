@@ -9,9 +9,6 @@ how the samples were cut into chunks.
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import soxr
@@ -20,65 +17,15 @@ from imputer.audio.activity import BLOCK_SECONDS, Gate, levels
 from imputer.decoding import Decoded, Options
 from imputer.errors import ImputerError, UsageError
 from imputer.recognizer import Recognizer
-from imputer.transcripts import WORD_MARK, Word
+from imputer.streaming.events import Event, Frames, Kind, Window
+from imputer.streaming.hypothesis import Hypothesis
+from imputer.transcripts import Word
 
 OPTIONS = Options(4, "adaptive", lm="default")  # four passes at most, about two as a rule
-WORD_END_SECONDS = 0.5  # of blanks after a word: nothing will be added to it
 BLANK_PAUSES = 2.5  # so many pauses of blanks are silence as well, however loud
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something new about the text. Times are seconds from the start of the stream.
-
-    speech   somebody may be speaking since ``start``
-    partial  ``text`` and ``words`` are all that is not settled yet
-    settled  ``text`` and ``words`` are new, and never change again
-    silence  nobody has spoken since ``start``; all words before are settled
-    """
-
-    kind: Literal["speech", "partial", "settled", "silence"]
-    time: float  # position of the stream when the event was made
-    text: str = ""
-    words: tuple[Word, ...] = ()
-    start: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """The alignment from the first frame that may have changed on; those before ``settled`` are final."""
-
-    time: float
-    first: int
-    settled: int
-    tokens: list[int]
-    confidence: list[float]
-    kind: Literal["frames"] = "frames"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What the network is to decode: samples, and the tokens of their first frames, which are given."""
-
-    samples: np.ndarray
-    start: list[int]
-
-
 Work = Generator[Window, Decoded, None]
-
-
-@dataclass(slots=True)
-class _Hypothesis:
-    """The alignment of the window: tokens and confidences of its frames, settled ones first."""
-
-    first: int = 0  # number of its first frame, counted from the start of the stream
-    settled: int = 0  # number of the first frame that is not settled
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        return self.first + len(self.tokens)
 
 
 class Stream:
@@ -133,7 +80,7 @@ class Stream:
         self._resampler = _resampler(sample_rate, recognizer.sample_rate)
         self._new: list[np.ndarray] = []  # chunks since the last window
         self._buffer = np.zeros(0, np.float32)  # samples from frame ``_hypothesis.first`` on, less ``_new``
-        self._hypothesis = _Hypothesis()
+        self._hypothesis = Hypothesis(recognizer)
         self._received = 0  # samples
         self._next = self.hop * self.frame  # sample at which the next window ends
         self._gate = gate or Gate()
@@ -144,7 +91,6 @@ class Stream:
         self._wordless = False  # there is sound, but it was taken for silence: words end that, not sound
         self._silent_since = 0.0
         self._partial = ""
-        self._before: list[int] = []  # tokens of the window before
         self._events: list[Event | Frames] = []
         self._finished = False
 
@@ -216,10 +162,10 @@ class Stream:
         events, self._events = self._events, []
         return events  # type: ignore[return-value]  # Frames only for those who asked for them
 
-    def _tell(self, kind: Literal["speech", "partial", "settled", "silence"], start: float = 0.0) -> None:
+    def _tell(self, kind: Kind, start: float = 0.0) -> None:
         self._events.append(Event(kind, self.seconds, start=start))
 
-    def _tell_words(self, kind: Literal["partial", "settled"], words: Sequence[Word]) -> None:
+    def _tell_words(self, kind: Kind, words: Sequence[Word]) -> None:
         text = " ".join(word.text for word in words)
         self._events.append(Event(kind, self.seconds, text, tuple(words)))
 
@@ -249,7 +195,8 @@ class Stream:
         changed = self._hypothesis.settled
         yield from self._decode()
         self._tell_speech()
-        self._settle(self._agreed())
+        now = self._received // self.frame
+        self._settle(self._hypothesis.agreed(now - self.patience, now - self.look_ahead))
         self._tell_partial()
         self._tell_frames(changed)
         self._slide()
@@ -271,81 +218,27 @@ class Stream:
         hypothesis = self._hypothesis
         if len(self._buffer) < self.frame:
             return
-        settled = hypothesis.settled - hypothesis.first
-        found = yield Window(self._buffer, hypothesis.tokens[:settled] if self.carry else [])
+        given = hypothesis.tokens[: hypothesis.settled_count] if self.carry else []
+        found = yield Window(self._buffer, given)
         self.passes += found.passes
-        self._before = hypothesis.tokens
-        # Frames that are settled keep their token whatever the window says.
-        hypothesis.tokens = hypothesis.tokens[:settled] + found.alignment[settled:]
-        hypothesis.confidence = hypothesis.confidence[:settled] + found.confidence[settled:]
-
-    def _agreed(self) -> int:
-        """The number of the first frame that stays open.
-
-        Frames settle from the left, as long as they are older than the look-ahead and have the token they had in the
-        window before, or are older than the patience.
-        """
-        hypothesis, before = self._hypothesis, self._before
-        now = self._received // self.frame
-        oldest, newest = now - self.patience, now - self.look_ahead
-        border = max(hypothesis.settled, min(oldest, hypothesis.end))
-        for frame in range(hypothesis.settled, min(newest, hypothesis.end)):
-            place = frame - hypothesis.first
-            if place >= len(before) or before[place] != hypothesis.tokens[place]:
-                break
-            border = max(border, frame + 1)
-        return border
+        hypothesis.replace_open(found)
 
     def _settle(self, border: int) -> None:
         """Settle the frames in front of ``border``, and tell the words that are complete with it."""
         hypothesis = self._hypothesis
         if border > hypothesis.settled:
             hypothesis.settled = border
-            self._tell_settled(self._complete(hypothesis.tokens[: border - hypothesis.first]))
+            self._tell_settled(hypothesis.complete())
 
     def _tell_settled(self, count: int) -> None:
         """Tell the words in the first ``count`` frames that have not been told."""
-        words = self._words(count)
+        words = self._hypothesis.words(count)
         if len(words) > self._told:
             self._tell_words("settled", words[self._told :])
             self._told = len(words)
 
-    def _words(self, count: int) -> list[Word]:
-        """The words in the first ``count`` frames of the window, with their times in the stream."""
-        hypothesis = self._hypothesis
-        decoded = Decoded(hypothesis.tokens[:count], hypothesis.confidence[:count], 0)
-        offset = hypothesis.first * self.recognizer.frame_seconds
-        transcript = self.recognizer.transcript(decoded, count * self.recognizer.frame_seconds)
-        return [
-            replace(w, start=round(w.start + offset, 3), end=round(w.end + offset, 3))
-            for w in transcript.words
-        ]
-
-    def _spoken(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Places of the tokens that are not blank, and those among them that begin a word."""
-        spoken = [place for place, token in enumerate(tokens) if token != self.recognizer.model.blank]
-        pieces = self.recognizer.vocabulary.pieces([tokens[place] for place in spoken])
-        return spoken, [
-            place for place, piece in zip(spoken, pieces, strict=True) if piece.startswith(WORD_MARK)
-        ]
-
-    def _complete(self, tokens: Sequence[int]) -> int:
-        """How many settled frames hold whole words: up to the start of the last one, or all if a pause follows it."""
-        spoken, starts = self._spoken(tokens)
-        if not spoken or len(tokens) - spoken[-1] > self._frames(WORD_END_SECONDS):
-            return len(tokens)
-        return starts[-1] if starts else 0
-
-    def _gaps(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """(frame, length) of the pauses between words: the frame in the middle of each."""
-        spoken, starts = self._spoken(tokens)
-        ends = {place: before for before, place in pairwise(spoken)}
-        return [
-            ((ends[place] + 1 + place) // 2, place - ends[place] - 1) for place in starts if place in ends
-        ]
-
     def _tell_partial(self) -> None:
-        words = self._words(len(self._hypothesis.tokens))[self._told :]
+        words = self._hypothesis.words()[self._told :]
         text = " ".join(word.text for word in words)
         if text != self._partial:
             self._partial = text
@@ -368,7 +261,7 @@ class Stream:
 
     def _tell_speech(self) -> None:
         hypothesis = self._hypothesis
-        if self._speaking or (self._wordless and len(self._words(len(hypothesis.tokens))) <= self._told):
+        if self._speaking or (self._wordless and len(hypothesis.words()) <= self._told):
             return
         self._speaking, self._wordless = True, False
         self._tell("speech", max(self._time(hypothesis.first), self._silent_since))
@@ -381,8 +274,7 @@ class Stream:
     def _tell_blanks(self) -> None:
         """Sound without words for long is silence as well."""
         hypothesis = self._hypothesis
-        spoken, _ = self._spoken(hypothesis.tokens)
-        blanks = len(hypothesis.tokens) - (spoken[-1] + 1 if spoken else 0)
+        blanks = hypothesis.blanks()
         if self._speaking and not self._partial and blanks >= self._frames(BLANK_PAUSES * self.pause):
             self._wordless = True
             self._tell_silence(self._time(hypothesis.end - blanks))
@@ -404,8 +296,7 @@ class Stream:
         whole = (self._received - len(self._buffer)) // self.frame + len(self._buffer) // self.frame
         first = max(self._hypothesis.first, whole - frames)
         self._buffer = self._buffer[(first - self._hypothesis.first) * self.frame :]
-        self._hypothesis = _Hypothesis(first, first)
-        self._before = []
+        self._hypothesis = Hypothesis(self.recognizer, first, first)
         self._partial = ""
         self._told = 0
         self._wordless = False
@@ -416,21 +307,15 @@ class Stream:
         over = len(hypothesis.tokens) - self.window
         if over <= 0:
             return
-        told = self._complete(hypothesis.tokens[: hypothesis.settled - hypothesis.first])
-        latest = min(told, len(hypothesis.tokens) - self.context)
-        gaps = [gap for gap in self._gaps(hypothesis.tokens) if over <= gap[0] <= latest]
+        latest = min(hypothesis.complete(), len(hypothesis.tokens) - self.context)
+        gaps = [gap for gap in hypothesis.gaps() if over <= gap[0] <= latest]
         cut = max(gaps, key=lambda gap: (gap[1], gap[0]), default=(latest, 0))[0]
         if cut < over:  # one endless word: the window must not grow for it
             cut = over
             self._tell_settled(cut)
-        self._told -= len(self._words(cut))
+        self._told -= len(hypothesis.words(cut))
         self._buffer = self._buffer[cut * self.frame :]
-        self._hypothesis = _Hypothesis(
-            hypothesis.first + cut,
-            hypothesis.settled,
-            hypothesis.tokens[cut:],
-            hypothesis.confidence[cut:],
-        )
+        self._hypothesis = hypothesis.cut(cut)
 
 
 def _resampler(given: int | None, wanted: int) -> soxr.ResampleStream | None:

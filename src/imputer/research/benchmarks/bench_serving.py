@@ -1,4 +1,4 @@
-"""The server under load: batching on against off, short requests beside a long one, and malformed uploads.
+"""The server under load: batching on against off, short requests during attacks, and malformed uploads.
 
 Servers run as processes of their own, on this machine's loopback and nowhere else; with and without batching take
 turns, so that the ratio between them holds on a busy machine. Clients are coroutines in one more process. Recordings
@@ -6,6 +6,7 @@ are cut from the model's own sample to the lengths of read sentences.
 """
 
 import asyncio
+import contextlib
 import io
 import json
 import math
@@ -34,10 +35,11 @@ from imputer.server.metrics import resident_bytes
 
 CLIENTS = (1, 8)
 BATCHING_TARGET = 1.3  # times the work per processor second without batching, at 8 clients
-WAIT_TARGET = 10.0  # times the idle latency, at the 99th percentile, beside a long upload
+WAIT_TARGET = 10.0  # times the idle latency, at the 99th percentile, during an attack
 MEMORY_TARGET = 1.1  # of what it was before the mixed uploads
 SECONDS = (2.0, 15.0)  # of the recordings sent
 SHORT_SECONDS, LONG_SECONDS = 3.0, 590.0
+BOMB_SECONDS = 60
 LONGEST_SECONDS = 300.0
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
@@ -54,6 +56,17 @@ class Request:
     leaves: bool = False  # the client hangs up half way and expects nothing
 
 
+@dataclass(frozen=True)
+class Attack:
+    """Connections that all send the same, again when they are closed, for as long as ordinary requests are sent."""
+
+    name: str
+    content: bytes
+    connections: int
+    drips: bool = False  # a byte more every second
+    reads: bool = True
+
+
 def run(quick: bool = False) -> dict[str, Any]:
     """Print and return the figures."""
     rounds, per_client, mixed = (1, 3, 100) if quick else (3, 12, 2000)
@@ -65,7 +78,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
         figures: dict[str, Any] = {"model": model}
         figures |= _throughput(model, clients, rounds, per_client)
-        figures |= _beside_a_long_one(model, clients, 10 if quick else 100)
+        figures |= _during_attacks(model, clients, 10 if quick else 100)
         figures |= _mixed(model, clients, mixed)
     _show(figures)
     return figures
@@ -139,20 +152,48 @@ def _windows_per_batch(address: str) -> float:
     return windows / batches
 
 
-def _beside_a_long_one(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, Any]:
-    """Latency of short requests, alone and while one long recording is transcribed, at 8 and at 64 passes."""
+def _during_attacks(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, Any]:
+    """Latency of short requests, alone and during each attack."""
     speech = _speech(model)
     short = Request(_encoded(_cut(speech, SHORT_SECONDS)))
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"wait_ratios": {}}
     with _server(model) as (address, _):
         alone = clients.submit(_load, address, [short] * count, 1).result()
         figures["alone_p50"], figures["alone_p99"] = alone["p50"], alone["p99"]
-        for passes in (8, 64):
-            long = Request(_encoded(_cut(speech, LONG_SECONDS)), fields={"block_size": str(passes)})
-            beside = clients.submit(_load_beside, address, [short] * count, long).result()
-            figures[f"beside_{passes}_p99"] = beside["p99"]
-            figures[f"wait_ratio_{passes}"] = beside["p99"] / alone["p50"]
+        for attack in _attacks(speech):
+            during = clients.submit(_load, address, [short] * count, 1, attack).result()
+            if during["wrong"]:
+                raise ImputerError(f"{during['wrong']} wrong answers during {attack.name}: {during['seen']}")
+            figures["wait_ratios"][attack.name] = during["p99"] / alone["p50"]
     return figures
+
+
+def _attacks(speech: np.ndarray) -> list["Attack"]:
+    long = _encoded(_cut(speech, LONG_SECONDS))
+    bomb = _encoded(np.zeros((BOMB_SECONDS * 192_000, 8), np.int16), "FLAC", 192_000)
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n" % TRANSCRIPTIONS.encode()
+    passes = {"stream": "true", "include[]": "passes", "block_size": "64"}
+    return [
+        *(
+            Attack(
+                f"{LONG_SECONDS:g} s at {n} passes", _post(Request(long, fields={"block_size": str(n)})), 1
+            )
+            for n in (8, 64)
+        ),
+        Attack(f"FLAC silence, 8 channels at 192 kHz, {BOMB_SECONDS} s", _post(Request(bomb)), 4),
+        Attack("uploads of a byte per second", head + b"Content-Length: 9999\r\n\r\n", 64, drips=True),
+        Attack("half-sent headers", head + b"X-Half: ", 500),
+        Attack("streams that are not read", _post(Request(long, fields=passes)), 8, reads=False),
+    ]
+
+
+def _post(request: Request) -> bytes:
+    """The bytes of a request."""
+    import httpx
+
+    made = httpx.Request("POST", f"http://localhost{TRANSCRIPTIONS}", **_body(request))
+    head = "".join(f"{name}: {value}\r\n" for name, value in made.headers.items())
+    return f"POST {TRANSCRIPTIONS} HTTP/1.1\r\n{head}\r\n".encode() + made.read()
 
 
 def _processor_seconds(pid: int) -> float:
@@ -267,18 +308,15 @@ def _shuffled(requests: list[Request], count: int, seed: int = 0) -> list[Reques
 # The clients, in a process of their own.
 
 
-def _load(address: str, requests: list[Request], clients: int) -> dict[str, Any]:
-    """Have so many clients send the requests, each the next when its last is answered."""
-    return asyncio.run(_all_clients(address, requests, clients))
-
-
-def _load_beside(address: str, requests: list[Request], long: Request) -> dict[str, Any]:
-    """Have one client send the requests while another's long recording is transcribed."""
-    return asyncio.run(_all_clients(address, requests, 1, long))
+def _load(
+    address: str, requests: list[Request], clients: int, attack: Attack | None = None
+) -> dict[str, Any]:
+    """Have so many clients send the requests, each the next when its last is answered, during an attack or not."""
+    return asyncio.run(_all_clients(address, requests, clients, attack))
 
 
 async def _all_clients(
-    address: str, requests: list[Request], clients: int, beside: Request | None = None
+    address: str, requests: list[Request], clients: int, attack: Attack | None
 ) -> dict[str, Any]:
     import httpx
 
@@ -286,7 +324,6 @@ async def _all_clients(
     seen: dict[str, int] = {}
     latencies: list[float] = []
     wrong = 0
-    over = asyncio.Event()
 
     async def client(http: Any) -> None:
         nonlocal wrong
@@ -298,24 +335,20 @@ async def _all_clients(
             seen[str(status)] = seen.get(str(status), 0) + 1
             wrong += not request.leaves and status not in request.right
 
-    async def keep_busy(http: Any, request: Request) -> None:
-        while not over.is_set():
-            sending = asyncio.ensure_future(_send(http, request))
-            ended = asyncio.ensure_future(over.wait())
-            await asyncio.wait({sending, ended}, return_when=asyncio.FIRST_COMPLETED)
-            sending.cancel()
-
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=LONGEST_SECONDS, limits=limits) as http:
-        other = asyncio.ensure_future(keep_busy(http, beside)) if beside else None
-        if other:
-            await asyncio.sleep(2.0)  # its upload, and the start of its work
+        attackers = [
+            asyncio.ensure_future(_attack(address, attack))
+            for _ in range(attack.connections if attack else 0)
+        ]
+        if attackers:
+            await asyncio.sleep(2.0)  # their uploads, and the start of the work
         started = time.perf_counter()
         await asyncio.gather(*(client(http) for _ in range(clients)))
         taken = time.perf_counter() - started
-        over.set()
-        if other:
-            await other
+        for attacker in attackers:
+            attacker.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
     p50, p95, p99 = np.percentile(latencies, (50, 95, 99))
     return {
         "per_second": len(requests) / taken,
@@ -325,6 +358,28 @@ async def _all_clients(
         "seen": seen,
         "wrong": wrong,
     }
+
+
+async def _attack(address: str, attack: Attack | None) -> None:
+    """One connection of an attack; it comes back when it is closed."""
+    assert attack is not None
+    host, _, port = address.removeprefix("http://").partition(":")
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=2**12)
+            try:
+                writer.write(attack.content)
+                await writer.drain()
+                while attack.drips:
+                    await asyncio.sleep(1.0)
+                    writer.write(b"x")
+                    await writer.drain()
+                while not attack.reads and not writer.is_closing():
+                    await asyncio.sleep(1.0)
+                await reader.read(2**12)
+            finally:
+                writer.close()
+        await asyncio.sleep(1.0)
 
 
 async def _send(http: Any, request: Request) -> int:
@@ -390,12 +445,8 @@ def _show(figures: dict[str, Any]) -> None:
     show(f"serving {figures['model']}, {lengths}, one thread", headings, rows)
     alone = f"{figures['alone_p50'] * 1000:.0f}, {figures['alone_p99'] * 1000:.0f}"
     waits = [
-        (
-            f"beside {LONG_SECONDS:g} s at {passes} passes, p99 / p50 alone",
-            f"{figures[f'wait_ratio_{passes}']:.1f}x",
-            f"{WAIT_TARGET:g}x",
-        )
-        for passes in (8, 64)
+        (f"during {name}: p99 / p50 alone", f"{ratio:.1f}x", f"{WAIT_TARGET:g}x")
+        for name, ratio in figures["wait_ratios"].items()
     ]
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(figures["mixed_statuses"].items()))
     others = [
