@@ -172,6 +172,7 @@ def test_the_callers_mistakes(run, place, tmp_path):
         (test, "--model", "nowhere"): "no model folder nowhere",
         (test, "--model", place / "good", "--block-size", 0): "block size",
         (test, "--model", place / "good", "--limit", 0): "--limit",
+        (test, "--model", "none", "--reliability", "x.doc"): "--reliability x.doc: a picture ends in",
         (silent, "--model", place / "good"): "no texts to score",
     }.items():
         code, out, err = run(*arguments)

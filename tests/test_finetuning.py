@@ -225,6 +225,8 @@ def test_an_output_that_would_hide_something_is_refused(
     for output, says in (("english", "which the folder would hide"), ("mine", "mine holds the recordings")):
         said = imputer("finetune", str(expert), str(source), "-o", output, check=False)
         assert said.returncode == 2 and says in said.stderr
+    with pytest.raises(UsageError, match="minutes must be a number above 0, got 'ten'"):
+        package.finetune(expert, source, "model", minutes="ten")  # type: ignore[arg-type]
     said = imputer("finetune", "mine", "mine", "-o", "model", check=False)
     assert said.returncode == 2 and "mine is not a model folder: config.toml is missing" in said.stderr
 

@@ -436,6 +436,14 @@ def test_bad_audio(listener, tmp_path, wav):
         listener.transcribe(io.BytesIO(b"not audio at all"))
 
 
+def test_bytes_and_a_text_of_hotwords_are_not_taken_apart(listener, wav):
+    for content in (b"", b"RIFF"):
+        with pytest.raises(UsageError, match="unsupported audio type: bytes"):
+            listener.transcribe(content)
+    with pytest.raises(UsageError, match="hotwords are a list of words, got the text 'ba'"):
+        listener.transcribe(wav, hotwords="ba")
+
+
 @pytest.mark.parametrize(
     ("source", "named"),
     [

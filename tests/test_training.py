@@ -450,3 +450,14 @@ def test_a_few_that_could_not_be_aligned_are_left_out(
     training.train(settings, tmp_path / "run")
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert max(json.loads(line).get("dropped", 0) for line in last) >= 1
+
+
+def test_a_network_that_cannot_be_built_is_one_line(corpus: str, tmp_path: Path) -> None:
+    settings = settings_for(corpus)
+    settings = replace(settings, model=replace(settings.model, width=1 << 62))
+    with pytest.raises(UsageError, match="the network of this configuration cannot be built: ") as raised:
+        training.train(settings, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write to the run folder .*: it is not a directory"):
+        training.train(settings, tmp_path / "file")

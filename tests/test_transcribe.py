@@ -152,6 +152,15 @@ def test_a_name_that_the_system_refuses_is_one_line(run, model, folder):
     assert code and "File name too long" in err and "Traceback" not in err
 
 
+def test_an_interruption_is_said(run, model, folder, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recognizer, "each", interrupt)
+    code, _, err = run(folder, "--model", model)
+    assert code == 130 and err.endswith("imputer: interrupted\n")
+
+
 def test_standard_output_on_a_full_disk(model, folder):
     words = [sys.executable, "-m", "imputer", "transcribe", str(folder / "a.wav"), "--model", model]
     with open("/dev/full", "w") as full:

@@ -137,12 +137,13 @@ class Recognizer:
         asks for so many ``Transcript.alternatives``. ``trace`` keeps the partial alignment of every pass.
         ``window`` and ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
         """
-        several = isinstance(audio, Sequence) and not isinstance(audio, str)
+        several = isinstance(audio, Sequence) and not isinstance(audio, str | bytes)
         sources = cast("list[Audio]", list(audio) if several else [audio])  # type: ignore[arg-type]
+        words = cast("tuple[str, ...]", hotwords)  # a text is refused there, any list is taken
         done: dict[int, Transcript] = {}
         for place, result in self.each(
             sources,
-            Options(block_size, strategy, lm=lm, hotwords=tuple(hotwords), n_best=n_best, trace=trace),
+            Options(block_size, strategy, lm=lm, hotwords=words, n_best=n_best, trace=trace),
             sample_rate=sample_rate,
             window=window,
             overlap=overlap,

@@ -119,12 +119,14 @@ def evaluate(
     # Report what is missing before the work, not after it.
     if json:
         atomic_files.probe(json)
+    if reliability:
+        if reliability.suffix.lower() not in (".svg", ".png", ".pdf"):
+            raise UsageError(f"--reliability {reliability}: a picture ends in .svg, .png or .pdf")
+        atomic_files.probe(reliability)
     models = [
         (name, Recognizer.from_pretrained(name, runtime=runtime, device=device))
         for name in ([model, compare] if compare else [model])
     ]
-    if reliability:
-        atomic_files.probe(reliability)
     if calibrate:  # from raw confidences, not from those of an older map
         network = models[0][1].model
         network.settings = replace(network.settings, confidence=())

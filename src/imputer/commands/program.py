@@ -32,6 +32,7 @@ app = App(
     version=__version__,
     help="Speech recognition in a constant number of parallel passes.",
     default_parameter=Parameter(negative_iterable=()),  # no --empty-something
+    suppress_keyboard_interrupt=False,  # main says that it was interrupted
 )
 for name, summary in COMMANDS.items():
     app.command(f"imputer.commands.{name}:{name}", name=name, help=summary)

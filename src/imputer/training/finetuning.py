@@ -94,8 +94,8 @@ def finetune(
         )
     if Path(recordings).is_dir() and output.resolve() == Path(recordings).resolve():
         raise UsageError(f"{output} holds the recordings; name another folder for the new model")
-    if minutes is not None and not 0 < minutes < float("inf"):
-        raise UsageError(f"minutes must be a number above 0, got {minutes:g}")
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < float("inf")):
+        raise UsageError(f"minutes must be a number above 0, got {minutes!r}")
     folder = output / RUN
     settings, front_end = models.read_settings(start)
     vocabulary = models.read_vocabulary(start)

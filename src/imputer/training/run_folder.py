@@ -47,7 +47,8 @@ def only_run_in(folder: Path, here: Ranks) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")  # noqa: SIM115 - held open for the whole run
     except OSError as error:
-        raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}") from error
+        reason = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"cannot write to the run folder {folder}: {reason}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

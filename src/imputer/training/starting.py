@@ -60,7 +60,11 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
         refuse_changed_data(folder, fingerprints, here, accept=accept_changed_data)
     vocabulary = shared_vocabulary(settings, folder, utterances, here, resumed=bool(resumed))
     torch.manual_seed(settings.training.seed)
-    model = Imputer(settings.model, settings.front_end, vocabulary.size)
+    try:
+        model = Imputer(settings.model, settings.front_end, vocabulary.size)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"the network of this configuration cannot be built: {reason}") from error
     check_augmentation(settings, model.front_end)
     excluded = usable_data(settings, model.front_end, vocabulary, utterances, valid, here)
     plain_extract = model.front_end.reader(settings.data, NO_AUGMENTATION, utterances)
