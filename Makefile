@@ -22,7 +22,7 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(VENV)/.torch
 	@echo "Installing imputer into $(VENV) ..."
-	$(PIP) -e '.[english,serve,figures]'
+	$(PIP) -e '.[serve,figures]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.torch

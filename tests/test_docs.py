@@ -50,6 +50,7 @@ PARSED_ONLY = (
     "prepare digits",
     "prepare synthetic",
     "prepare CORPUS",
+    "train --config english",
     "reproduce table2",
     "reproduce --all",
     "serve",

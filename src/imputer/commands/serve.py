@@ -117,8 +117,7 @@ def serve(
     ----------
     model
         Model folder, or the name of a model that comes with the package. May be given several times; the
-        first is the default. Clients call a folder by its name, and runs/X/model X. Without it: english if its
-        extra is installed, else digits.
+        first is the default. Clients call a folder by its name, and runs/X/model X. Without it: english.
     alias
         Another name for a model, as NAME=MODEL. May be given several times.
     host
@@ -153,7 +152,7 @@ def serve(
         keys.read_keys(access.api_key_file)
         keys.warn_of_readers(access.api_key_file)
     settings = Settings(
-        models=model or (launch.default_model(),),
+        models=model or ("english",),
         aliases=_aliases(alias),
         runtime=speed.runtime,
         device=speed.device,

@@ -59,7 +59,8 @@ Imputed = tuple[decoding.Step, decoding.Imputation, torch.Tensor, list[str]]
 @torch.inference_mode()
 def imputations(recognizer: Recognizer, utterances: Sequence[Utterance]) -> list[Imputed]:
     """What a search starts from, per batch: the network, the imputation, its lengths and the texts to be found."""
-    network, found = recognizer.model, []
+    network = recognizer.model
+    found: list[Imputed] = []
     ordered = sorted(utterances, key=lambda one: one.duration)
     for first in range(0, len(ordered), BATCH):
         batch = ordered[first : first + BATCH]

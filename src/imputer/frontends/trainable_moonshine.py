@@ -14,6 +14,7 @@ package nor onnxruntime is needed. What was measured:
 import importlib.util
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -62,8 +63,11 @@ class TrainableMoonshine(nn.Module):
     def reader(
         self, data: configs.Data, augmentation: configs.Augmentation, utterances: Sequence[Utterance]
     ) -> Extract:
-        """The sound of an utterance, altered and with stripes of silence as ``augmentation`` says."""
-        return FilterbankExtract(self.sample_rate, augmentation, rows_of_sound)
+        """The sound of an utterance, altered and with stripes of silence as ``augmentation`` says.
+
+        Stripes over frequency are for filter banks.
+        """
+        return FilterbankExtract(self.sample_rate, replace(augmentation, frequency_masks=0), rows_of_sound)
 
     def forward(self, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, row, 384) -> (batch, frame / stack, width)."""

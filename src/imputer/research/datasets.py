@@ -111,7 +111,7 @@ def english(data: Path) -> DataSet:
         libri(data),
         name="english",
         train=whole,
-        settings=_over_cached_frames("english", data),
+        settings=_over_cached_frames("english_frozen", data),
         expert_steps=2500,
         imputer_steps=3500,
         about="real, altered and synthetic speech of the model english, over frames of the frozen Moonshine encoder; "

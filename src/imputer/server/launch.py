@@ -6,7 +6,6 @@ That keeps limits, keys, metrics and turns in one place, and a request outlives 
 
 import asyncio
 import errno
-import importlib.util
 import signal
 import socket
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 import uvicorn
 
 from imputer.errors import ImputerError, UsageError
-from imputer.models import SHIPPED
 from imputer.server import logs
 from imputer.server.app import create_app
 from imputer.server.connections import Listener
@@ -151,11 +149,3 @@ def announce(host: str, port: int, service: Any) -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def default_model() -> str:
-    """``english`` if what it needs is installed, else ``digits``."""
-    needed = ("moonshine_voice", "onnxruntime")
-    if (SHIPPED / "english").is_dir() and all(importlib.util.find_spec(name) for name in needed):
-        return "english"
-    return "digits"

@@ -30,7 +30,6 @@ import numpy as np
 from imputer import models
 from imputer.errors import ImputerError, UsageError
 from imputer.research.measuring import show
-from imputer.server.launch import default_model
 from imputer.server.metrics import resident_bytes
 
 CLIENTS = (1, 8)
@@ -74,7 +73,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         import httpx  # noqa: F401
     except ImportError:
         raise UsageError("imputer bench serving needs the package httpx: pip install httpx") from None
-    model = default_model()
+    model = "english"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
         figures: dict[str, Any] = {"model": model}
         figures |= _throughput(model, clients, rounds, per_client)
