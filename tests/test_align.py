@@ -222,7 +222,7 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         (["AUDIO", "--text", "abc", "--format", "json", "-o", "AUDIO"], 2, "is what is to be aligned"),
         (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
         (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
-        (["AUDIO", "--text", "abdgilmou " * 40], 1, "tokens, but the recording holds only"),
+        (["AUDIO", "--text", "abcdefgh " * 40], 1, "tokens, but the recording holds only"),
         (["AUDIO", "--text", "abc", "-o", "AUDIO/x.json"], 2, "is not a directory"),
         (["--manifest", "m.jsonl"], 2, "--manifest and --store together"),
         (

@@ -196,7 +196,7 @@ def poisoned():
 def test_a_recording_for_which_the_network_gives_nan_is_named_and_the_others_go_on(
     poisoned, tmp_path, strategy
 ):
-    texts = ["ba lu goluba", "mi mi gobaba mi", "bada luda"]  # adaptive takes two passes over the second
+    texts = ["ba lu goluba", "mi mi ba", "bada luda"]
     paths = [tmp_path / f"{n}.wav" for n in range(3)]
     for seed, (path, text) in enumerate(zip(paths, texts, strict=True)):
         soundfile.write(path, tones.speak(text, 30 + seed)[0], tones.RATE)

@@ -1,4 +1,4 @@
-"""A recogniser of the language of tones (``imputer.corpora.tones``) that is trained in seconds.
+"""A language that can be learnt in seconds: every token sounds as a chord of its own.
 
 Real audio, a real network and a real tokenizer, so that tests of the recogniser need no stand-in for any of them.
 """
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from imputer import configs, model, models
-from imputer.corpora.tones import SAMPLE_RATE as RATE
-from imputer.corpora.tones import STEP, WORDS, Voice, say, sentence
 from imputer.vocabulary import Vocabulary
 
-__all__ = ["RATE", "WORDS", "save", "sentence", "speak", "trained", "untrained", "vocabulary"]
+RATE = 16_000
+FRAME = 640  # samples
+WORDS = ["ba", "bada", "dago", "gobaba", "lu", "luda", "goluba", "mi", "midago", "bami"]
 
 
 @functools.cache
@@ -22,23 +22,30 @@ def vocabulary() -> Vocabulary:
     return Vocabulary.train([" ".join(WORDS)] * 20, size=18)
 
 
-def speak(
-    text: str, seed: int = 0, *, pause: float = 0.0, noise: float = 0.001
-) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """(samples,) at 16 kHz and the (frame, token) of every token: the frame where its first letter starts.
+def sentence(random: np.random.Generator, words: int) -> str:
+    return " ".join(random.choice(WORDS, words))
 
-    The voice has tempo 1, so that there is no doubt which frame a letter belongs to.
+
+def speak(text: str, seed: int = 0, *, pause: float = 0.0) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(samples,) at 16 kHz and the (frame, token) of every chord; words are ``pause`` seconds more apart.
+
+    Everything lasts a whole number of frames of 40 ms, so that there is no doubt which frame a chord belongs to.
     """
-    samples, starts = say(text, np.random.default_rng(seed), Voice(noise=noise), pause=pause)
-    events, place = [], 0  # of a piece in the text with a space in front
-    for token in vocabulary().encode(text):
-        piece = vocabulary().pieces([token])[0]
-        letter = place + piece.startswith("▁") - 1
-        frame = round(starts[letter] / STEP)
-        taken = bool(events) and events[-1][0] == frame  # by a word mark of its own
-        events.append((frame + taken, token))
-        place += len(piece)
-    return samples, events
+    random = np.random.default_rng(seed)
+    parts, events, frames = [np.zeros(0)], [], 0
+    for place, word in enumerate(text.split()):
+        silence = int(random.integers(3, 8)) + (round(pause / 0.04) if place else 0)
+        parts.append(np.zeros(silence * FRAME))
+        frames += silence
+        for token in vocabulary().encode(word):
+            at = np.arange(3 * FRAME) / RATE
+            low, high = 250 * 1.12 ** (token % 6), 900 * 1.35 ** (token // 6)
+            chord = 0.2 * np.sin(2 * np.pi * low * at) + 0.2 * np.sin(2 * np.pi * high * at)
+            parts += [chord * np.hanning(len(at)) ** 0.3, np.zeros(FRAME)]
+            events.append((frames + 1, token))
+            frames += 4
+    samples = np.concatenate([*parts, np.zeros(int(random.integers(3, 8)) * FRAME)])
+    return (samples + 0.001 * random.standard_normal(len(samples))).astype(np.float32), events
 
 
 def untrained(**settings) -> model.Imputer:
@@ -52,16 +59,7 @@ def trained() -> model.Imputer:
     """Trained to complete the alignments that ``speak`` knows, from random masks, all-mask included."""
     network = untrained()
     random = np.random.default_rng(0)
-    # Noise from none to loud: a lossy codec leaves little of it in the silences.
-    examples = [
-        speak(
-            sentence(random, int(n)),
-            seed,
-            pause=0.5 * (seed % 2),
-            noise=(0.0, 1e-4, 1e-3, 1e-2)[seed // 2 % 4],
-        )
-        for seed, n in enumerate(random.integers(1, 6, 64))
-    ]
+    examples = [speak(sentence(random, int(n)), seed) for seed, n in enumerate(random.integers(1, 6, 64))]
     features = [network.front_end.extract(torch.from_numpy(samples)) for samples, _ in examples]
     every = torch.cat(features)
     network.front_end.normalisation.fit(every.mean(0), every.std(0))
