@@ -149,7 +149,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_shipped_lists_those_that_are() -> None:
-    with pytest.raises(UsageError, match=r"no configuration smal; .* one of cmudict, digits, .* small, wsj"):
+    with pytest.raises(
+        UsageError, match=r"no configuration smal; .* one of cmudict, digits, .* small, tones, wsj"
+    ):
         configs.read("smal")
 
 

@@ -25,7 +25,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("evaluate")
     tones.save(place / "good")
     bad, vocabulary = models.load(place / "good")
-    bad.output.bias.data[vocabulary.encode("lu")[0]] += 6.0
+    bad.output.bias.data[vocabulary.encode("lu")[0]] += 9.0
     models.save(place / "bad", bad, vocabulary)
     random = np.random.default_rng(4)
     lines = []

@@ -32,7 +32,7 @@ def recordings(folder: Path, number: int, *, pitch: float = 1.0, spoken_as=str) 
     for i in range(number):
         random = np.random.default_rng([7, i])
         text = tones.sentence(random, 3)
-        sound = tones.say(text, random)
+        sound, _ = tones.say(text, random)
         stretched = np.interp(np.arange(0, len(sound), pitch), np.arange(len(sound)), sound)
         soundfile.write(folder / f"{i:03d}.wav", stretched, tones.SAMPLE_RATE)
         (folder / f"{i:03d}.txt").write_text(spoken_as(text))

@@ -726,7 +726,7 @@ def test_language_model_and_hotwords(browser, address):
 
 def noisy():
     samples, _ = tones.speak(tones.sentence(np.random.default_rng(9), 9), 9, pause=0.1)
-    return samples + 0.02 * np.random.default_rng(0).standard_normal(len(samples)).astype(np.float32)
+    return samples + 0.004 * np.random.default_rng(13).standard_normal(len(samples)).astype(np.float32)
 
 
 def test_beside_greedy_ctc(page):

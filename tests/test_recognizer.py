@@ -200,7 +200,9 @@ def test_a_recording_for_which_the_network_gives_nan_is_named_and_the_others_go_
     paths = [tmp_path / f"{n}.wav" for n in range(3)]
     for seed, (path, text) in enumerate(zip(paths, texts, strict=True)):
         soundfile.write(path, tones.speak(text, 30 + seed)[0], tones.RATE)
-    found = dict(poisoned.each(paths, Options(16, strategy)))
+    # Adaptive decoding that is never sure takes several passes, as the others do.
+    never = (("threshold", 1.0), ("sure", 1.0)) if strategy == "adaptive" else ()
+    found = dict(poisoned.each(paths, Options(16, strategy, strategy_options=never)))
     assert [found[0].text, found[2].text] == [texts[0], texts[2]]
     assert isinstance(found[1], ImputerError)
     assert str(found[1]).startswith(f"{paths[1]}: the network gave NaN") and "\n" not in str(found[1])

@@ -148,7 +148,7 @@ def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
 
 def given_vectors(folder: Path, spoilt: int = -1) -> str:
     random = np.random.default_rng(0)
-    directions = random.normal(size=(9, 6))
+    directions = random.normal(size=(10, 6))
     made = []
     for i in range(6):
         text = tones.sentence(random, 2)

@@ -13,28 +13,23 @@ import pytest
 from imputer import configs, training
 from imputer.commands import program
 
-TINY = configs.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0)
+TONES = configs.read("tones")
+TINY = TONES.model
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def settings_for(corpus: str, **changed: object) -> configs.Config:
-    return configs.Config(
-        front_end=configs.FrontEnd(channels=4),
-        model=TINY,
-        vocabulary=configs.Vocabulary(units="characters", size=9),
-        data=configs.Data(train=(corpus,), valid=(corpus,), batch_seconds=30, workers=0),
-        training=replace(
-            configs.Training(
-                steps=150,
-                learning_rate=3e-3,
-                warmup_steps=20,
-                validate_every=1000,
-                checkpoint_every=1000,
-                threads=1,
-                weight_decay=0.0,
-            ),
-            **changed,
-        ),
+    quick = {
+        "steps": 150,
+        "learning_rate": 3e-3,
+        "warmup_steps": 20,
+        "validate_every": 1000,
+        "weight_decay": 0.0,
+    }
+    return replace(
+        TONES,
+        data=replace(TONES.data, train=(corpus,), valid=(corpus,), batch_seconds=30),
+        training=replace(TONES.training, **(quick | changed)),
     )
 
 

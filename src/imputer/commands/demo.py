@@ -95,22 +95,10 @@ def train_one(console: "Console", folder: Path) -> None:
         "learns it and aligns it; then an Imputer learns from masked alignments. "
         f"It takes {SECONDS}.\n"
     )
-    trained_on = tones.make(str(folder / "train"), 240)
-    held_out = tones.make(str(folder / "test"), 40, seed=1)
-    expert = configs.Config(
-        front_end=configs.FrontEnd(channels=4),
-        model=configs.Model(width=64, layers=2, heads=2, filter_size=192, dropout=0.0),
-        vocabulary=configs.Vocabulary(units="characters", size=9),
-        data=configs.Data(train=(trained_on,), valid=(held_out,), batch_seconds=40, workers=0),
-        training=configs.Training(
-            steps=300,
-            learning_rate=4e-3,
-            warmup_steps=30,
-            validate_every=100,
-            checkpoint_every=1000,
-            threads=1,
-        ),
-    )
+    trained_on = tones.make(folder / "train", 240)
+    held_out = tones.make(folder / "test", 40, seed=1)
+    settings = configs.read("tones")
+    expert = replace(settings, data=replace(settings.data, train=(trained_on,), valid=(held_out,)))
     console.print("[bold]1. The CTC expert[/bold] is trained on recordings and texts, without times.")
     ctc = training.train(expert, folder / "expert")
     console.print("\n[bold]2. It aligns them[/bold]: which frame says which letter.")

@@ -176,17 +176,15 @@ def made_tones(
     parts = {"train": (utterances, 0), "valid": (scored, 1), "test": (scored, 2)}
     for name, (count, seed) in parts.items():
         if not (folder / name / "manifest.jsonl").is_file():
-            tones.make(str(folder / name), count, seed=seed)
+            tones.make(folder / name, count, seed=seed)
     train, valid, test = (folder / name / "manifest.jsonl" for name in parts)
     expert, imputer, analysis, unconverged = steps
-    settings = configs.Config(
-        front_end=configs.FrontEnd(channels=4),
-        model=configs.Model(width=64, layers=2, heads=2, filter_size=128, dropout=0.0),
-        vocabulary=configs.Vocabulary(units="characters", size=9),
-        data=configs.Data(batch_seconds=20, workers=0, valid_utterances=20),
-        training=configs.Training(
-            learning_rate=4e-3, warmup_steps=20, validate_every=max(1, imputer // 4), checkpoint_every=1000
-        ),
+    settings = configs.read("tones")
+    often = max(1, imputer // 4)
+    settings = replace(
+        settings,
+        data=replace(settings.data, batch_seconds=20, valid_utterances=20),
+        training=replace(settings.training, warmup_steps=20, validate_every=often),
     )
     return DataSet(
         *("tones", train, valid, test, settings),
