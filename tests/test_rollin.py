@@ -262,8 +262,3 @@ def test_an_utterance_without_alignment_is_named(tmp_path: Path) -> None:
         rollin.AlignmentStore(tmp_path / "x")("b")
     with pytest.raises(UsageError, match=r"cannot read alignments .*: Is a directory"):
         rollin.AlignmentStore(tmp_path)
-
-
-def test_alignments_of_another_text_are_refused() -> None:
-    with pytest.raises(UsageError, match="utt7 is not one of its text"):
-        rollin.check_collapses([0, 1, 2], [1, 3], "utt7", merge_repeats=False)

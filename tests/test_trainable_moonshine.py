@@ -154,6 +154,7 @@ def test_a_model_over_frozen_frames_goes_on_with_the_encoder_trained_and_a_layer
         training=configs.Training(
             objective="dynamic_programming",
             start_from=str(tmp_path / "frozen"),
+            stay_near=0.1,  # which the new layer has nothing to stay near to
             steps=2,
             warmup_steps=0,
             threads=1,

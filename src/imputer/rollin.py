@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from imputer import lattice, masking
-from imputer.alignments import collapse
 from imputer.errors import ImputerError, UsageError
 from imputer.support import atomic_files, checksums, mapped_tensors
 
@@ -337,15 +336,3 @@ def write_alignments(
     with atomic_files.replacing(path) as temporary:
         save_file(arrays, temporary, metadata=metadata | {checksums.KEY: checksums.EMPTY})
         checksums.stamp(temporary)
-
-
-def check_collapses(
-    alignment: Sequence[int], target: Sequence[int], name: str, *, merge_repeats: bool
-) -> None:
-    """Refuse an alignment of another text; the error names the utterance."""
-    found = collapse(alignment, merge_repeats=merge_repeats)
-    if list(found) != list(target):
-        raise UsageError(
-            f"the stored alignment of {name} is not one of its text: it collapses to {len(found)} tokens "
-            f"{found[:8]}..., the text has {len(target)}: {list(target)[:8]}...; align this corpus again"
-        )

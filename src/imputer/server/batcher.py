@@ -148,11 +148,6 @@ class Batcher:
         self.metrics.audio_seconds.labels(job.model).inc(job.seconds)
         self.metrics.work_seconds.labels(job.model).observe(job.work_seconds)
 
-    def retry_seconds(self) -> float:
-        """How long the queue will take, roughly."""
-        with self.condition:
-            return self._backlog_seconds()
-
     def _backlog_seconds(self) -> float:
         waiting = sum(window.cost for window in self.waiting)
         return waiting * self.seconds_per_cost / max(1, len(self.runners))

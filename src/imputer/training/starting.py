@@ -324,7 +324,10 @@ def vocabulary_for(settings: configs.Config, utterances: Utterances) -> Vocabula
 
 
 def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
-    """Copy the weights of a model (a folder or a shipped name) whose tokenizer must be the same."""
+    """Copy the weights of a model (a folder or a shipped name) whose tokenizer must be the same.
+
+    Layers that it does not have start as the identity; an encoder that was frozen there keeps the weights it has here.
+    """
     folder = models.torch_folder(name)
     found = models.read_vocabulary(folder)
     if found.fingerprint != vocabulary.fingerprint:
@@ -333,15 +336,15 @@ def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
             f"({vocabulary.fingerprint}); set vocabulary.tokenizer to {folder / models.TOKENIZER}"
         )
     weights = models.read_weights(folder / models.WEIGHTS)
-    first_new = models.read_settings(folder)[0].layers
+    settings, front_end = models.read_settings(folder)
+    first_new = settings.layers
     for layer in model.layers[first_new:]:
         layer.pass_through()  # type: ignore[operator]
     new = tuple(f"layers.{number}." for number in range(first_new, model.settings.layers))
-    if models.read_settings(folder)[1].name != model.front_end_settings.name:
-        new += (PRETRAINED,)  # over the frames of the same encoder, frozen
-    models.copy_weights(
-        model, {n: t for n, t in model.state_dict().items() if n.startswith(new)} | weights, folder
-    )
+    if front_end.name != model.front_end_settings.name:
+        new += (PRETRAINED,)
+    own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(new)}
+    models.copy_weights(model, own | weights, folder)
 
 
 def feature_statistics(

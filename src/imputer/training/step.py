@@ -116,7 +116,7 @@ def pull_to_start(run: Run) -> None:
     if run.start:
         strength = 2 * run.settings.training.stay_near
         for name, weight in run.model.named_parameters():
-            if weight.grad is not None:
+            if weight.grad is not None and name in run.start:  # a layer more than the start has is free
                 weight.grad.add_(weight.detach() - run.start[name], alpha=strength)
 
 
