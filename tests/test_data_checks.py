@@ -341,5 +341,5 @@ def test_a_network_that_is_nan_aligns_nothing(expert: Path, mine: Path, tmp_path
         "align", "--manifest", str(mine), "--model", str(ruined), "--store", str(store), check=False
     )
     assert refused.returncode == 1 and not store.exists()
-    assert "of 8 utterances none could be aligned; the first: tones-0-0" in refused.stderr
+    assert "none of 8 utterances could be aligned; the first: tones-0-0" in refused.stderr
     assert "the network gave NaN (not a number)" in refused.stderr

@@ -46,8 +46,8 @@ def align_corpus(
 ) -> Aligned:
     """Align a corpus and store it in one file; every rank aligns its share, the first joins them.
 
-    ``how`` turns posteriors into alignments; the best alignment under the all-masked posteriors
-    (eqn:argmax_alignment) unless told otherwise.
+    ``how`` turns posteriors into alignments; by default the best alignment under the
+    all-masked posteriors (eqn:argmax_alignment).
     """
     lengths = [model.front_end.feature_frames(u.duration) for u in utterances]
     budget = model.front_end.feature_frames(batch_seconds)
@@ -60,10 +60,10 @@ def align_corpus(
     provenance = rollin.Provenance(vocabulary.fingerprint, model.merge_repeats, model.front_end.frame_seconds)
     rollin.write_alignments(part, _aligned(shown, model, how or _best(model), here, left_out), provenance)
     total = round(here.total([len(rollin.AlignmentStore(part))])[0])
-    if not total:  # every rank knows, and none waits for another
+    if not total:  # every rank raises it, so none waits for another
         part.unlink()
         because = f"; the first: {left_out[0]}" if left_out else ""
-        raise ImputerError(f"of {count(len(utterances), 'utterance')} none could be aligned{because}")
+        raise ImputerError(f"none of {count(len(utterances), 'utterance')} could be aligned{because}")
     parts = [path.with_name(f"{path.name}.part-{rank}") for rank in range(here.count)]
     if here.first:
         stores = [rollin.AlignmentStore(part) for part in parts]
@@ -113,7 +113,7 @@ def _aligned(
 
 
 class _Watched:
-    """The network over a batch; ``nan`` tells for which utterances it gave something that is not a number."""
+    """The network over a batch; ``nan`` marks the utterances for which it gave NaN."""
 
     def __init__(self, model: Imputer, acoustic: Tensor, frame_lengths: Tensor) -> None:
         self.model, self.acoustic, self.frame_lengths = model, acoustic, frame_lengths
@@ -160,7 +160,7 @@ def align_manifests(
 
 
 def _refuse_duplicate_ids(manifests: list[Manifest]) -> None:
-    """A store has room for one alignment of an id."""
+    """Refuse an id that occurs twice: a store holds one alignment per id."""
     places: dict[str, Path] = {}
     for manifest in manifests:
         for utterance in manifest:

@@ -48,7 +48,7 @@ def posteriors(
 ) -> Tensor:
     """log_probs (frame, token) of a recording of any length, all masked, in the windows of the model.
 
-    Of what two windows share, each gives the half that lies further from its edge.
+    In an overlap each window contributes the half that lies further from its edge.
     """
     model, (frames, hop) = recognizer.model, recognizer.window_frames(window, overlap)
     spans = list(windows.spans(recording.seconds, frames, hop, recognizer.frame_seconds))

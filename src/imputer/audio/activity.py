@@ -1,7 +1,7 @@
 """Voice activity by level: where there is speech, and where a recording can be cut.
 
 A block of 20 ms is active when it is well above the noise floor, which follows the quietest recent blocks. The gate
-errs on the side of speech: what it calls silence is skipped, what it calls speech the model still judges.
+errs on the side of speech: blocks below it are skipped, and blocks above it are decoded.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import numpy as np
 BLOCK_SECONDS = 0.02
 FLOOR_SECONDS = 10.0  # the noise floor is the quietest tenth of the blocks of this long
 ABOVE_FLOOR_DB = 9.0
-PAUSE_SECONDS = 0.3  # at least, of a pause to cut a recording in
+PAUSE_SECONDS = 0.3  # shortest pause in which a recording is cut
 PAUSE_BELOW_DB = 20.0  # the speech around it, the loudest tenth of its blocks
 SILENCE_DB = -65.0  # below this level, relative to full scale, nothing is speech
 LOUD_DB = -35.0  # above it everything is: speech from the first block on is not taken for the floor

@@ -12,7 +12,7 @@ from torch import Tensor
 from imputer.configs import Augmentation
 from imputer.features import FEATURES, resample
 
-# Babble: so many voices, whose loudness is drawn so many times a second.
+# Babble: the number of voices, and how many times per second their loudness is drawn.
 VOICES = 6
 SWELL_RATE = 100
 
@@ -107,13 +107,13 @@ def pink_noise(samples: int, sample_rate: int, generator: torch.Generator) -> Te
 
 
 def babble_noise(samples: int, sample_rate: int, generator: torch.Generator) -> Tensor:
-    """Several voices' worth of noise: the long-term spectrum of speech, swelling at the pace of syllables."""
+    """Several voices' worth of noise: the long-term spectrum of speech, modulated at the rate of syllables."""
     steps = 2 + SWELL_RATE * samples // sample_rate
     power = torch.zeros(steps)
     for _ in range(VOICES):
         swell = _shaped(steps, SWELL_RATE, _syllable_spectrum, generator)
         power += (2 * swell / swell.std().clamp_min(1e-12)).clamp_max(4.0).exp()
-    # Noises that swell one by one add up to one noise that swells with the sum of their powers.
+    # The sum of modulated noises is one noise, modulated by the sum of their powers.
     envelope = torch.nn.functional.interpolate(power.sqrt()[None, None], size=samples, mode="linear")[0, 0]
     return _coloured(white_noise(samples, sample_rate, generator) * envelope, sample_rate, _speech_spectrum)
 
@@ -153,7 +153,7 @@ def _coloured(noise: Tensor, sample_rate: int, amplitude: Callable[[Tensor], Ten
 
 
 def telephone(waveform: Tensor, sample_rate: int) -> Tensor:
-    """(samples,) as heard over a telephone: 8 kHz, 300 to 3400 Hz, mu-law steps; back at ``sample_rate``."""
+    """(samples,) as a telephone line transmits them: 8 kHz, 300 to 3400 Hz, mu-law steps; back at ``sample_rate``."""
     samples = len(waveform)
     narrow = resample(waveform, sample_rate, 8000.0)
     # Room for the filter to ring out instead of wrapping round.

@@ -1,4 +1,4 @@
-"""Whether an audio file is whole. Decoders read a file that was cut off without saying so.
+"""Whether an audio file is whole. Decoders read a file that was cut off without an error.
 
 Each function looks at headers and at how the parts of a file follow each other; nothing is decoded.
 """
@@ -7,7 +7,7 @@ import os
 import re
 from typing import BinaryIO
 
-# Size fields with these values mean "not known when the header was written" and are no sign of damage.
+# Size fields with these values mean "not known when the header was written" and do not indicate damage.
 UNKNOWN_SIZE = 0x7FFFF000
 
 # Matroska elements whose content is walked through; all others are skipped by their size.
@@ -34,7 +34,7 @@ def missing_by_log(log: str) -> str:
     ):
         expected, present = int(said or full), int(found or there)
         if expected < UNKNOWN_SIZE and expected > present + 16:
-            return f"its header says {expected} bytes, {present} are there"
+            return f"its header says {expected} bytes, the file has {present}"
     return ""
 
 
@@ -52,7 +52,7 @@ def ogg_is_whole(stream: BinaryIO) -> bool:
 
 
 def mpeg_promise(stream: BinaryIO) -> tuple[int, int]:
-    """Bytes of MPEG audio that its Xing header promises (0: there is none), and bytes that are there."""
+    """Bytes of MPEG audio by its Xing header (0 without one), and bytes in the file."""
     stream.seek(0)
     begin = _after_id3(stream)
     size = stream.seek(0, os.SEEK_END)
@@ -100,7 +100,7 @@ def _after_id3(stream: BinaryIO) -> int:
 
 
 def _xing_bytes(frame: bytes) -> int:
-    """The bytes of audio that a Xing or Info header promises; 0 if there is none."""
+    """The bytes of audio that a Xing or Info header states; 0 if there is none."""
     at = max(frame.find(b"Xing"), frame.find(b"Info"))
     if at < 0 or len(frame) < at + 16:
         return 0
@@ -135,5 +135,5 @@ def matroska_is_whole(stream: BinaryIO) -> bool:
 
 
 def _leading(byte: bytes) -> int:
-    """The length that the first byte of an EBML number tells by its leading zeros; 0 if none."""
+    """The length of an EBML number, from the leading zeros of its first byte; 0 if invalid."""
     return 9 - byte[0].bit_length() if byte and byte[0] else 0

@@ -1,7 +1,7 @@
 """Opening audio by its content: libsndfile for what it reads, desphere for packed SPHERE, av for the rest.
 
-Everything comes as a real file, so that libsndfile reads it by its descriptor: nothing is opened twice, and no name
-decides how a file is read.
+Everything comes as a real file, so that libsndfile reads it by its descriptor: nothing is opened twice, and file
+names do not decide how a file is read.
 """
 
 import io
@@ -15,7 +15,7 @@ from imputer.audio import completeness
 from imputer.audio.limits import AudioError, Limits
 from imputer.audio.media import Media, demuxer
 
-# More samples than anyone has recorded: FLAC that was written to a pipe has no length, and libsndfile says this.
+# libsndfile reports this length for FLAC that has none, because it was written to a pipe.
 MOST_FRAMES = 1 << 48
 
 # libsndfile's code for a file of a known kind with something wrong inside.
@@ -37,13 +37,13 @@ class Opened(Protocol):
     channels: int
     kind: str  # libsndfile's names of container ...
     subtype: str  # ... and encoding
-    repeatable: bool  # whether a slice is the same to the last bit whatever was read before
+    repeatable: bool  # whether a slice is bit-identical, independent of earlier reads
 
     def slice(self, start: int, count: int) -> np.ndarray:
         """(sample, channel) float32 from sample ``start`` on; fewer than ``count`` where the audio ends."""
 
     def close(self) -> None:
-        """Let go of the decoder; the file stays open."""
+        """Release the decoder; the file stays open."""
 
 
 def open_container(stream: BinaryIO, name: str, limits: Limits) -> Opened:
@@ -66,7 +66,7 @@ def open_container(stream: BinaryIO, name: str, limits: Limits) -> Opened:
 
 
 def plain(error: Exception) -> str:
-    """libsndfile's words without the path, which the message names already."""
+    """libsndfile's message without the path, which ours names already."""
     return str(getattr(error, "error_string", error)).strip().rstrip(".")
 
 
@@ -81,7 +81,7 @@ def _open_sound_file(stream: BinaryIO, name: str, start: bytes, limits: Limits) 
             raise AudioError(f"{name}: not readable as audio ({plain(error)})", reason) from error  # type: ignore[arg-type]
         return Media(stream, name, known, limits)
     if opened.frames > MOST_FRAMES or (opened.format == "MP3" and not completeness.mpeg_promise(stream)[0]):
-        opened.close()  # the length that libsndfile gives is none, or a guess
+        opened.close()  # libsndfile has no length, or guesses it
         return Media(stream, name, "mp3" if opened.format == "MP3" else "flac", limits)
     try:
         _check_whole(opened, stream, name)
@@ -106,7 +106,7 @@ def _check_whole(opened: soundfile.SoundFile, stream: BinaryIO, name: str) -> No
         detail = "" if completeness.ogg_is_whole(stream) else "its last page is missing"
     elif opened.format == "MP3":
         promised, there = completeness.mpeg_promise(stream)
-        detail = f"its header says {promised} bytes, {there} are there" if promised > there else ""
+        detail = f"its header says {promised} bytes, the file has {there}" if promised > there else ""
     else:
         detail = completeness.missing_by_log(opened.extra_info)
     if detail:
@@ -212,21 +212,21 @@ def _open_sphere(stream: BinaryIO, name: str, limits: Limits) -> Opened:
         if "," not in header.sample_coding:
             if len(content) < header.header_size + header.expected_data_bytes:
                 raise AudioError(
-                    f"{name}: the audio is cut off: its header says {header.expected_data_bytes} bytes, "
-                    f"{len(content) - header.header_size} are there"
+                    f"{name}: the audio is cut off: its header says {header.expected_data_bytes} bytes, the "
+                    f"file has {len(content) - header.header_size}"
                 )
             try:
                 return _SoundFile(_sound_file(stream))
             except soundfile.SoundFileError:
                 pass
-        elif limits.samples < float("inf"):  # it unpacks without saying beforehand to how much
-            raise AudioError(f"{name}: compressed SPHERE is not read here; send WAV or FLAC", "unsupported")
+        elif limits.samples < float("inf"):  # its unpacked size is not known beforehand
+            raise AudioError(f"{name}: compressed SPHERE is not supported; send WAV or FLAC", "unsupported")
         samples, rate = decode_sphere(content)
     except desphere.DesphereError as error:
         raise AudioError(f"{name}: not readable as SPHERE audio ({error})") from error
     if len(samples) < header.sample_count:
         raise AudioError(
-            f"{name}: the audio is cut off: its header says {header.sample_count} samples, {len(samples)} are there"
+            f"{name}: the audio is cut off: its header says {header.sample_count} samples, the file has {len(samples)}"
         )
     return _Decoded(samples[: header.sample_count], rate)
 

@@ -42,7 +42,7 @@ class Limits:
             self.check()
 
     def admit(self, name: str, rate: int, channels: int, seconds: float) -> None:
-        """Refuse audio over the limits, by its header or by what was decoded of it."""
+        """Refuse audio over the limits, by its header or by its decoded length."""
         if not RATES[0] <= rate <= self.rate or not 0 < channels <= self.channels:
             raise AudioError(
                 f"{name}: {count(channels, 'channel')} at {rate} Hz; up to {self.channels} channels at {RATES[0]} to "
@@ -51,7 +51,7 @@ class Limits:
         most = min(self.seconds, self.samples / (rate * channels))
         if seconds > most:
             detail = "" if most == self.seconds else f" with {channels} channels at {rate} Hz"
-            raise AudioError(f"{name}: longer than {most:.6g} s, the most that is read{detail}", "too_long")
+            raise AudioError(f"{name}: longer than the limit of {most:.6g} s{detail}", "too_long")
 
 
 NO_LIMITS = Limits()

@@ -14,7 +14,7 @@ import numpy as np
 from imputer.audio.completeness import matroska_is_whole, mpeg_is_whole
 from imputer.audio.limits import AudioError, AudioWarning, Limits
 
-# (where, what is there) -> the demuxer for it
+# (offset, the bytes there) -> the demuxer
 SIGNATURES = {
     (0, b"\x1aE\xdf\xa3"): "matroska",
     (4, b"ftyp"): "mov",
@@ -39,15 +39,15 @@ SIGNATURES = {
 # Formats without an index at hand: whether the last part is complete.
 IS_WHOLE = {"matroska": matroska_is_whole, "mp3": mpeg_is_whole}
 
-# Windows overlap: so much of what was decoded last stays in memory, so that the next window need not start over.
+# Windows overlap: this much decoded audio stays in memory, so that the next window does not start over.
 HISTORY_SECONDS = 12.0
 
-# A file is cut off when its index promises this many seconds more than there are.
+# A file is cut off when its index states this many seconds more than the file has.
 SECONDS_MISSING = 0.5
 
 
 def demuxer(start: bytes) -> str:
-    """The demuxer for a file that begins with these bytes; nothing if there is none."""
+    """The demuxer for a file that begins with these bytes; None if there is none."""
     return next((name for (at, magic), name in SIGNATURES.items() if start[at:].startswith(magic)), "")
 
 
@@ -89,7 +89,7 @@ class Media:
             ) from error
         if not container.streams.audio:
             container.close()
-            raise AudioError(f"{self.name}: there is no audio in the file", "damaged")
+            raise AudioError(f"{self.name}: the file has no audio", "damaged")
         return container
 
     def _measure(self) -> float:
@@ -116,7 +116,7 @@ class Media:
             broken or promised - max(seconds, float(end * audio.time_base)) > SECONDS_MISSING
         ):
             raise AudioError(
-                f"{self.name}: the audio is cut off: its index says {promised:.1f} s, {seconds:.1f} s are there",
+                f"{self.name}: the audio is cut off: its index says {promised:.1f} s, the file has {seconds:.1f} s",
                 "damaged",
             )
         check = IS_WHOLE.get(self.demuxer)
@@ -182,8 +182,8 @@ class Media:
 
 
 def warn_of_missing_end(name: str, seconds: float | None) -> None:
-    """Say that a file of a kind that is often cut off ends early; what is there is read."""
-    there = "" if seconds is None else f"; {seconds:.1f} s are there"
+    """Warn that a file ends early, for formats that are often cut off and still usable."""
+    there = "" if seconds is None else f"; {seconds:.1f} s can be read"
     warnings.warn(f"{name}: the end of the audio is missing{there}", AudioWarning, stacklevel=2)
 
 

@@ -29,7 +29,7 @@ SAMPLE_RATE = 16000
 OPEN_FILES = 8
 BLOCK = 1 << 16  # samples of all channels, decoded at a time
 
-# A slice that ends this much after its file does is taken as far as it goes: times in corpora are rounded, and the
+# A slice that ends this much after its file does ends with the file: times in corpora are rounded, and the
 # length of some containers is known only roughly.
 SECONDS_OF_GRACE = 0.1
 
@@ -67,7 +67,7 @@ class Reader:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a slice is the same to the last bit whatever was read before."""
+        """Whether a slice is bit-identical, independent of earlier reads."""
         return self.opened.repeatable
 
     def read(
@@ -150,8 +150,8 @@ class Reader:
         roughly = not self.opened.kind and start + len(samples) >= self.frames - SECONDS_OF_GRACE * self.rate
         if len(samples) < count and not (roughly and start + len(samples) > 0):
             raise AudioError(
-                f"{self.name}: the audio is cut off: {count} samples from sample {start} on should be there, "
-                f"{len(samples)} are"
+                f"{self.name}: the audio is cut off: {count} samples expected from sample {start} on, "
+                f"got {len(samples)}"
             )
         return samples
 
@@ -199,7 +199,7 @@ def _check_values(samples: np.ndarray, start: int, name: str) -> None:
     peak = max(float(samples.max()), -float(samples.min()))
     if not math.isfinite(peak):
         at = int(np.argwhere(~np.isfinite(samples))[0][0])
-        raise AudioError(f"{name}: sample {start + at} is not a finite number")
+        raise AudioError(f"{name}: sample {start + at} is not finite")
     check_peak(peak, name)
 
 
@@ -231,12 +231,12 @@ def _file(source: Source, name: str) -> Any:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise AudioError(f"{name}: is a folder, not an audio file")
+            raise AudioError(f"{name} is a folder, not an audio file")
         if stat.S_ISFIFO(mode):
             with open(path, "rb") as pipe:
                 return _copied(pipe)
         if not stat.S_ISREG(mode):
-            raise AudioError(f"{name}: is not a regular file")
+            raise AudioError(f"{name} is not a regular file")
         return open(path, "rb", buffering=0)
     except FileNotFoundError:
         raise NoSuchFile(f"{name}: no such file") from None
@@ -249,11 +249,11 @@ def _file(source: Source, name: str) -> Any:
 
 
 class NoSuchFile(UsageError):
-    """The caller named a file that is not there."""
+    """The file does not exist."""
 
 
 def _copied(stream: BinaryIO) -> Any:
-    """What a stream holds, as an unnamed temporary file."""
+    """A stream, copied to an unnamed temporary file."""
     copy = tempfile.TemporaryFile(prefix="imputer-", buffering=0)  # noqa: SIM115
     try:
         with suppress(OSError, AttributeError, ValueError):  # a pipe has no start to go back to
@@ -274,7 +274,7 @@ class _Kept(threading.local):
 
 
 _kept = _Kept()
-# A forked worker must not share file positions with its parent. Where there is no fork there is nothing to do.
+# A forked worker must not share file positions with its parent. Not needed on systems without fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _kept.files.clear())
 
@@ -300,7 +300,7 @@ def _reader(source: Source, *, keep: bool) -> Iterator[Reader]:
 
 
 def _identity(source: Source) -> tuple | None:
-    """What tells a file from another that takes its place."""
+    """The identity of a file on disk: another file under its name has another one."""
     if not isinstance(source, str | Path):
         return None
     try:

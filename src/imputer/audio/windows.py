@@ -1,7 +1,7 @@
 """Long recordings: overlapping windows, and how their alignments are joined.
 
-Windows start on a frame, so that the frames of an overlap are the same in both of its windows, and joining is a
-matter of choosing one frame in it.
+Windows start on a frame, so that the frames of an overlap are the same in both of its windows, and joining means to
+choose one frame in it.
 """
 
 import math
@@ -33,7 +33,7 @@ def in_frames(window: float, overlap: float, frame_seconds: float) -> tuple[int,
 
 
 def spans(seconds: float, window: int, hop: int, frame_seconds: float) -> Iterator[tuple[float, float]]:
-    """(offset, length) in seconds of every window; the last has more to it than what it shares."""
+    """(offset, length) in seconds of every window; the last is longer than its overlap."""
     number, start = 0, 0.0
     while number == 0 or seconds - start > (window - hop) * frame_seconds:
         yield start, min(window * frame_seconds, seconds - start)
@@ -48,7 +48,7 @@ def spans_at_pauses(
     frame_seconds: float,
     pause: Callable[[float, float], float | None],
 ) -> Iterator[tuple[float, float]]:
-    """As ``spans``, but two windows meet in a pause where there is one: they share a little of it and nothing else.
+    """As ``spans``, but two windows meet in a pause where there is one, and share only a little of it.
 
     ``pause(offset, length)`` is the middle of a pause in this part of the recording, in seconds from its start.
     """
@@ -102,12 +102,12 @@ def block_starts(pieces: Sequence[Decoded], hop: int, block_size: int, blank: in
 
 
 def seam(left: Sequence[int], right: Sequence[int], blank: int = 0, *, slack: int = 3) -> int:
-    """The frame of an overlap from which on to believe the right window rather than the left.
+    """The frame of an overlap at which the right window takes over from the left.
 
-    A token that both windows have, at most ``slack`` frames apart, must not be doubled or lost: the seam does not
-    fall between its two places. Of such seams it takes one whose next tokens on either side are in both windows,
-    then the one that has the most silence around it and lies near the middle, where both windows have context on
-    both sides.
+    A token that both windows have, at most ``slack`` frames apart, must not be written twice or lost: the seam does
+    not fall between its two places. Of such seams it takes one whose next tokens on either side are in both windows,
+    then the one that has the most silence around it and lies near the middle, where both windows have context on both
+    sides.
     """
     a = [(frame, token) for frame, token in enumerate(left) if token != blank]
     b = [(frame, token) for frame, token in enumerate(right) if token != blank]
@@ -139,7 +139,7 @@ def _joined(rows: Sequence[Sequence[Value]], parts: Sequence[slice]) -> list[Val
 def _joined_passes(
     traces: Sequence[list[list[Value]] | None], parts: Sequence[slice], passes: int
 ) -> list[list[Value]] | None:
-    """All windows after each pass; a window that was done earlier stays as it is."""
+    """All windows after each pass; a window that finished earlier does not change."""
     known = [trace for trace in traces if trace]
     if len(known) < len(traces):
         return None

@@ -1,8 +1,8 @@
 """Corpora: from what is on disk to a manifest, one file and one entry in ``CORPORA`` each.
 
 A corpus is a function of (source folder, ``Options``) that yields what it found: ``Found`` utterances, and
-``Dropped`` items with the reason. It need not check the audio, nor for doubles: that is done for all alike by
-``imputer.corpora.validation``. To add a corpus, write such a function and add a line here.
+``Dropped`` items with the reason. ``imputer.corpora.validation`` checks audio and duplicate ids for all corpora. To
+add a corpus, write such a function and add a line here.
 """
 
 from collections.abc import Callable, Iterator

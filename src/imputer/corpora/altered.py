@@ -24,7 +24,7 @@ def altered(source: Path, options: Options) -> Iterator[Found | Dropped]:
     for number, utterance in enumerate(Manifest(source)):
         generator = np.random.default_rng([options.seed, number, 2])
         name = f"{utterance.id}-altered-{options.seed}"
-        # Named after what it is made from: a copy that another seed or manifest left there is not taken for it.
+        # Named after what it is made from: a copy by another seed or manifest has another name.
         made_from = (
             f"{utterance.audio_filepath} {utterance.offset} {utterance.duration} {options.seed} {number}"
         )

@@ -1,6 +1,6 @@
 """Letters to phonemes: the CMU Pronouncing Dictionary, a task without sound, cheap enough for many epochs on two cores.
 
-A word's letters are what is heard, its phonemes what is said: one character each, so that the character error rate
+The input is the letters of a word, the target its phonemes, one character each, so that the character error rate
 counts phonemes and the word error rate counts words with any phoneme wrong. The spelling is the utterance's id.
 """
 
@@ -41,7 +41,7 @@ def cmudict(source: Path, options: Options) -> Iterator[Found | Dropped]:
             yield Dropped("not a pronunciation", f"{path}, line {number}: {line!r}")
         elif set(spelled) - set(LETTERS):
             yield Dropped("spelt with other marks than letters", spelled)
-        elif len(said) + 1 > HELD * len(spelled):  # a token more: the mark of a word's beginning
+        elif len(said) + 1 > HELD * len(spelled):  # one token more: the mark of a word's beginning
             yield Dropped("more phonemes than frames", f"{spelled}: {len(said)} phonemes")
         else:
             words[spelled] = said
@@ -55,7 +55,7 @@ def cmudict(source: Path, options: Options) -> Iterator[Found | Dropped]:
 
 
 def _said(phonemes: list[str]) -> str | None:
-    """One character a phoneme; None if one is unknown."""
+    """One character per phoneme; None if one is unknown."""
     found = [PHONEMES.get(phoneme.rstrip("012").upper()) for phoneme in phonemes]
     return "".join(map(str, found)) if found and None not in found else None
 

@@ -5,8 +5,8 @@ Free Spoken Digit Dataset. Speakers are split into train, valid and test; no spe
 
 A string is one to ten digits; every piece loses a little of its silence at random. What lies between the pieces is
 drawn anew for every string (``BACKGROUNDS``): the speaker's own room, digital silence as noise gates leave it, white
-noise, another room, babble. Some strings have hard joints, clicks, clipped starts or long pauses. A model that only
-ever met one kind of joint learns the joints: with white noise at -60 dB between the digits it had 6.8 % of the words
+noise, another room, babble. Some strings have hard joints, clicks, clipped starts or long pauses. A model trained on
+a single kind of joint learns the joints: with white noise at -60 dB between the digits it had 6.8 % of the words
 wrong instead of 2.0, with digital silence 19 to 28 %.
 """
 
@@ -204,7 +204,7 @@ class Room:
         self.random = random
 
     def tone(self, samples: int) -> np.ndarray:
-        """Noise of so many samples at the room's level and colour."""
+        """Noise of ``samples`` samples at the room's level and colour."""
         if samples < 1:
             return np.zeros(0, np.float32)
         points = max(1024, samples)

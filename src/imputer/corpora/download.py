@@ -21,7 +21,7 @@ MEGABYTE = 1e6
 
 
 def fetch_archive(address: str, md5: str, folder: Path, inside: str, *, wait: float = 1.0) -> None:
-    """Fetch a tar archive and put what it holds below ``folder``, where ``inside`` must then be."""
+    """Fetch a tar archive and unpack it below ``folder``; it must contain ``inside``."""
     archive = folder / address.rpartition("/")[2]
     folder.mkdir(parents=True, exist_ok=True)
     if not archive.is_file():
@@ -31,7 +31,7 @@ def fetch_archive(address: str, md5: str, folder: Path, inside: str, *, wait: fl
 
 
 def fetch(address: str, path: Path, md5: str, *, wait: float = 1.0) -> None:
-    """Download to ``path``; a broken download stays as ``path``.part and is continued, also by the next call."""
+    """Download to ``path``; an interrupted download stays as ``path``.part and is resumed, also by the next call."""
     part = path.with_name(path.name + ".part")
     failures = 0
     while True:
@@ -51,7 +51,7 @@ def fetch(address: str, path: Path, md5: str, *, wait: float = 1.0) -> None:
             if failures >= ATTEMPTS:
                 raise ImputerError(
                     f"{address}: cannot be fetched ({getattr(error, 'reason', None) or error}); "
-                    f"what came is kept in {part}, run the same command again to resume"
+                    f"the partial download is {part}, run the same command again to resume"
                 ) from error
             time.sleep(wait * 2**failures)
     found = md5_of(part)
@@ -70,11 +70,11 @@ def _continue(address: str, part: Path) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=SECONDS_WITHOUT_DATA)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing is left to send: complete, or the sum will tell
+        if error.code == 416 and have:  # nothing is left to send; the checksum shows whether it is complete
             return
         raise
     with response:
-        if response.status != 206:  # a server that cannot continue sends it all again
+        if response.status != 206:  # a server that cannot resume sends it all again
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
@@ -112,7 +112,7 @@ def md5_of(path: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path, inside: str) -> None:
-    """Unpack beside its place and move it there when all of it is on disk."""
+    """Unpack into a temporary folder and move the content to its place when it is complete."""
     temporary = folder / f".{archive.name}.{os.getpid()}.part"
     try:
         with tarfile.open(archive) as tar, bar(f"Unpacking {archive.name}", unit="files") as advance:

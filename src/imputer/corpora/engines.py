@@ -203,7 +203,7 @@ def say(sentence: str, voice: Voice, delivery: Delivery) -> np.ndarray:
 
 
 def _trimmed(samples: np.ndarray) -> np.ndarray:
-    """Without what is 40 dB below the loudest at either end, but for 20 ms."""
+    """Without the samples 40 dB below the loudest at either end, except for 20 ms."""
     block = SAMPLE_RATE // 100
     levels = np.abs(samples[: len(samples) // block * block]).reshape(-1, block).max(1, initial=0)
     loud = np.flatnonzero(levels > 0.01 * levels.max(initial=0))

@@ -1,4 +1,4 @@
-"""Anyone's recordings: audio beside .txt files of the same name, or a CSV or TSV table with a header.
+"""Your own recordings: audio beside .txt files of the same name, or a CSV or TSV table with a header.
 
     talk.wav talk.txt                               the text of talk.wav
     manifest.tsv  utt speaker text, audio/UTT.ogg   a table; audio found by id
@@ -94,7 +94,7 @@ class _Unusable(Exception):
 
 
 def _rows(file: Iterable[str], table: Path) -> tuple[Iterator[tuple[int, dict[str, str]]], dict[str, str]]:
-    """Numbered rows, and which column plays which part."""
+    """Numbered rows, and the column of each role."""
     tabs = table.suffix.lower() == ".tsv"
     # In a TSV a quotation mark is a character like any other, as Common Voice writes them.
     reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.DictReader(file)
@@ -153,7 +153,7 @@ def _found(value: dict[str, str], where: str, audio: _Audio, text: str, options:
     elif "start" in value and seconds is not None:
         duration = seconds
     else:
-        # A length given beside a whole file says nothing that the file does not say better.
+        # For a whole file, the length of the file counts, not the table's.
         duration = 0.0
     if offset < 0 or duration < 0 or (end is not None and duration <= 0):
         raise _Unusable("start and end are not in order", f"{start} to {end}")

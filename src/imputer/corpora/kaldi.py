@@ -52,7 +52,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _path(path: str, source: Path) -> str:
-    """Kaldi's relative paths start where Kaldi ran; here they may as well start at the data folder."""
+    """Kaldi's relative paths start where Kaldi ran; paths from the data folder are accepted too."""
     beside = source / path
     return str(beside if beside.is_file() else Path(path).absolute())
 

@@ -26,7 +26,7 @@ def lhotse(source: Path, options: Options) -> Iterator[Found | Dropped]:
 
 
 def _cuts(cut_set: Any, source: Path) -> Iterator[Any]:
-    """Its cuts; lhotse fails in many ways over a file that holds something else."""
+    """The cuts in a file; lhotse raises many kinds of errors for other content."""
     try:
         yield from cut_set.from_file(str(source))
     except Exception as error:

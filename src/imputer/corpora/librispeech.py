@@ -45,7 +45,7 @@ SUBSETS = {
 
 
 def librispeech(source: Path, options: Options) -> Iterator[Found | Dropped]:
-    """Every utterance of the splits wanted; all official parts that are there, if none is named."""
+    """Every utterance of the splits wanted; all official parts that exist, if none is named."""
     wanted = {split: SUBSETS.get(split, (split, ())) for split in options.splits}
     if options.download:
         download(

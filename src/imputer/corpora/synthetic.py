@@ -103,10 +103,10 @@ def plan(sentences: list[str], seed: int) -> Iterator[list[int]]:
 
 
 def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
-    """``options.hours`` of speech from the text file ``source``, and what cannot be said.
+    """``options.hours`` of speech from the text file ``source``, and the lines that cannot be spelled out.
 
-    Text that runs out is said again by other voices. With ``options.frames_cache`` the worker that makes an utterance
-    also encodes it.
+    When the text runs out, it is read again by other voices. With ``options.frames_cache`` the worker that makes an
+    utterance also encodes it.
     """
     if not options.hours > 0:
         raise UsageError(f"hours must be more than 0, not {options.hours}")
@@ -149,7 +149,7 @@ def _speech(
 
 
 def read_sentences(source: Path) -> tuple[list[str], list[Dropped]]:
-    """What can be said of a text file, one sentence per line, and the rest with reasons."""
+    """The sentences of a text file that can be spelled out, and the other lines with reasons."""
     sentences: list[str] = []
     drops: list[Dropped] = []
     for number, line in read_lines(source):
@@ -161,7 +161,7 @@ def read_sentences(source: Path) -> tuple[list[str], list[Dropped]]:
 
 
 def _claim(folder: Path, sentences: list[str], seed: int, voices: list[Voice]) -> None:
-    """Note what the folder is made from, so that going on with something else is refused."""
+    """Record what the folder is made from; resuming with other inputs is refused."""
     text = hashlib.sha256("\n".join(sentences).encode()).hexdigest()[:16]
     mine = {
         "recipe": RECIPE,
@@ -188,7 +188,7 @@ Made = tuple[Path, float, str, np.ndarray | None] | str
 
 @contextmanager
 def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance, np.ndarray | None], None]]]:
-    """The encoder whose frames ``folder`` caches, and a function that keeps those of an utterance; or nothing."""
+    """The encoder whose frames ``folder`` caches, and a function that stores those of an utterance; or nothing."""
     if not folder:
         yield None, lambda utterance, rows: None
         return
@@ -217,7 +217,7 @@ def _make(
     voices: list[Voice],
     encoder: Encoder | None = None,
 ) -> Made:
-    """Utterance ``number`` of the plan: made, or found made already."""
+    """Utterance ``number`` of the plan; an existing file is not made again."""
     number, spoken = planned
     generator = np.random.default_rng([seed, number, 1])
     voice = choose(voices, generator)

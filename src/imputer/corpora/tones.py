@@ -30,7 +30,7 @@ class Voice:
 
 
 def sentence(random: np.random.Generator, words: int) -> str:
-    """Some words, as likely one as another."""
+    """Some words, equally likely."""
     return " ".join(random.choice(WORDS, words))
 
 

@@ -1,4 +1,4 @@
-"""What is checked of every corpus alike, on the way into its manifests."""
+"""The checks that every corpus passes before its manifests are written."""
 
 import os
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from imputer.data.splitting import split_off
 from imputer.errors import ImputerError, UsageError
 from imputer.support.atomic_files import replacing
 
-# The paper's network gives a frame each 40 ms, and an alignment holds at most one token a frame. Without a
+# The paper's network gives a frame each 40 ms, and an alignment holds at most one token per frame. Without a
 # tokenizer characters are counted, spaces included: no vocabulary needs more tokens than that.
 FRAME_SECONDS = 0.04
 
@@ -98,10 +98,8 @@ def write_manifests(
             advance(item.utterance)
         missing = set(splits) - report.splits
         if left_out and missing:
-            there = ", ".join(sorted(filter(None, left_out | report.splits))) or "no parts in it"
-            raise UsageError(
-                f"--split {' '.join(sorted(missing))}: nothing belongs to that; there are {there}"
-            )
+            there = ", ".join(sorted(filter(None, left_out | report.splits))) or "no parts"
+            raise UsageError(f"--split {' '.join(sorted(missing))}: no such part; there are {there}")
         if not files:
             why = (
                 "; ".join(f"{reason}: {report.examples[reason]}" for reason in report.dropped)

@@ -1,11 +1,11 @@
 """The Wall Street Journal corpora (LDC93S6 and LDC94S13), read as Kaldi's recipe reads them.
 
-    11-13.1/wsj0/doc/indices/train/tr_s_wv1.ndx     one folder a disk, or wsj0/ and wsj1/ merged
+    11-13.1/wsj0/doc/indices/train/tr_s_wv1.ndx     one folder per disk, or wsj0/ and wsj1/ merged
     11-1.1/wsj0/si_tr_s/011/011c0201.wv1            SPHERE, mostly compressed by shorten
     11-4.1/wsj0/transcrp/dots/si_tr_s/011/011c0200.dot
 
-The sets are those of the index files. Shorten is slow to decode (about as fast as ten people talk), so the audio is
-written once as FLAC beside the manifest; ``workers`` processes share the work, and what is there is not made again.
+The sets are those of the index files. Shorten is slow to decode (about ten times real time), so the audio is
+written once as FLAC beside the manifest; ``workers`` processes share the work, and existing files are not made again.
 """
 
 import re
@@ -63,14 +63,14 @@ def _set(
 ) -> Iterator[Found | Dropped]:
     listed = _listed(SETS[name], files)
     if not listed:
-        raise UsageError(f"none of the audio of {name} is there; expected {' and '.join(SETS[name].folders)}")
+        raise UsageError(f"no audio of {name} was found; expected {' and '.join(SETS[name].folders)}")
     jobs: list[tuple[Path, Path]] = []
     usable: list[Utterance] = []
     for place in listed:
         identifier = Path(place).stem
         path = next((files[other] for other in _spellings(place) if other in files), None)
         if path is None:
-            yield Dropped("listed in the index, but not there", place)
+            yield Dropped("listed in the index, but missing", place)
         elif identifier not in texts:
             yield Dropped("no transcript", place)
         else:
@@ -159,7 +159,7 @@ def normalise_transcript(text: str) -> str:
 
 
 def _convert(job: tuple[Path, Path]) -> str:
-    """Make a FLAC file unless it is there; "" or what is wrong."""
+    """Make a FLAC file unless it exists; "" or the error."""
     source, target = job
     try:
         if not target.exists():

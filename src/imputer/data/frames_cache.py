@@ -53,7 +53,7 @@ create table files (key blob primary key, content blob) without rowid;
 
 
 class Encoder(Protocol):
-    """A frozen network from sound to vectors; ``key`` tells it from every other, for caches."""
+    """A frozen network from sound to vectors; ``key`` identifies it, for caches."""
 
     sample_rate: int
     feature_size: int
@@ -107,7 +107,7 @@ class FramesCache:
             self._query("select 1")
 
     def _read_or_write_description(self) -> int:
-        """Check that the folder belongs to the encoder, or make it so; the number of features."""
+        """Check that the folder belongs to the encoder, or create it; returns the number of features."""
         path = self.folder / "encoder.json"
         if not path.exists():
             if self.encoder is None:
@@ -154,7 +154,7 @@ class FramesCache:
 
     @property
     def extract(self) -> "CachedExtract":
-        """What a data set calls for an utterance's frames; can be sent to worker processes."""
+        """The function that gives a data set its frames; can be sent to worker processes."""
         return CachedExtract(self.folder, self.key)
 
     def fill(self, manifest: Iterable[Utterance], workers: int = 1, *, strict: bool = False) -> Filled:
@@ -223,7 +223,7 @@ class FramesCache:
                 yield utterance
 
     def _span(self, key: bytes) -> tuple[int, int, int] | None:
-        """First frame, number and checksum; nothing if the index names frames that are not there."""
+        """First frame, number and checksum; None if the index names frames that the file does not have."""
         found = self._query("select first, count, checksum from recordings where key = ?", (key,))
         if not found:
             return None
@@ -233,7 +233,7 @@ class FramesCache:
         return (first, count, checksum) if first + count <= len(self._rows) else None
 
     def _recording(self, utterance: Utterance) -> bytes:
-        """What an utterance's sound is: the file's content and the slice, to the millisecond."""
+        """The key of an utterance's sound: the content of its file and the slice, to the millisecond."""
         content = self._content(utterance.audio_filepath)
         return _digest(content, f"{utterance.offset:.3f} {utterance.duration:.3f}".encode())
 
@@ -328,7 +328,7 @@ def _drop(filled: Filled, utterance: Utterance, reason: str, strict: bool) -> No
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system lets go of it however the process ends."""
+    """Hold the lock file; the system releases it when the process ends, in any way."""
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -192,7 +192,7 @@ class Utterances(Sequence[Utterance]):
 
 
 def open_utterances(paths: Sequence[str], what: str, *, strict: bool) -> Utterances:
-    """The manifests under ``data.train`` or ``data.valid``; having none is a mistake."""
+    """The manifests under ``data.train`` or ``data.valid``; without utterances it is an error."""
     utterances = Utterances(paths, strict=strict)
     if not len(utterances):
         raise UsageError(f"{what} names no utterances: {', '.join(paths) or 'it is empty'}")

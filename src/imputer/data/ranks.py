@@ -42,7 +42,7 @@ class Ranks:
         return dataclasses.replace(batch, **tensors)
 
     def gathered(self, thing: Any) -> list[Any]:
-        """The things of all ranks, in their order, on every rank."""
+        """The objects of all ranks, in their order, on every rank."""
         if self.count == 1:
             return [thing]
         things: list[Any] = [None] * self.count
@@ -55,7 +55,7 @@ class Ranks:
             print(text, file=sys.stderr, flush=True)
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait for every rank."""
         if self.count > 1:
             distributed.barrier()
 

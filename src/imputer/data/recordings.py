@@ -1,4 +1,4 @@
-"""Every source of audio as one thing: a length in seconds, and samples of any slice."""
+"""Every source of audio in one form: a length in seconds, and samples of any slice."""
 
 import math
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def mono(wave: Waveform) -> np.ndarray:
         array = array.mean(1 if array.shape[0] >= array.shape[1] else 0)
     peak = float(np.abs(array).max()) if array.size else 0.0
     if not math.isfinite(peak):
-        raise ImputerError("the samples hold a value that is not a finite number")
+        raise ImputerError("the samples hold a value that is not finite")
     audio.check_peak(peak, "the samples")
     return np.ascontiguousarray(array, dtype=np.float32)
 

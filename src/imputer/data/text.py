@@ -1,4 +1,4 @@
-"""Text: its normal forms, and writing out what is said for what is written."""
+"""Text: normal forms, and spelling out numbers, titles and symbols as they are spoken."""
 
 import bz2
 import gzip
@@ -34,9 +34,9 @@ ELIDED_ENDS = {"o", "th", "an", "wi", "ol", "t"}
 
 
 def plain(text: str) -> str:
-    """The house form: lower case letters, digits and apostrophes, one space between words.
+    """The normal form: lower case letters, digits and apostrophes, one space between words.
 
-    Typographic apostrophes become straight, dashes part words, every other mark goes; accents stay.
+    Typographic apostrophes become straight, dashes separate words, other marks are removed; accents stay.
     """
     text = unicodedata.normalize("NFKC", text).replace("’", "'").replace("‘", "'").replace("ʼ", "'")
     kept = [
@@ -49,7 +49,7 @@ def plain(text: str) -> str:
         or unicodedata.category(character) in ("Pd", "Pc")
     ]
     words = ("".join(kept)).split()
-    # An apostrophe belongs to a word when a letter stands beside it: don't, 'tis, dogs'. Quoted words lose theirs.
+    # An apostrophe belongs to a word when a letter is next to it: don't, 'tis, dogs'. Quoted words lose theirs.
     return " ".join(word for word in map(_unquoted, words) if word)
 
 
@@ -65,7 +65,7 @@ def lower(text: str) -> str:
 
 
 def keep(text: str) -> str:
-    """As it is, but for surrounding and doubled spaces."""
+    """Unchanged, except for surrounding and repeated spaces."""
     return " ".join(text.split())
 
 
@@ -75,7 +75,7 @@ OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file, unpacked by its ending; what is wrong with it is said in one line."""
+    """A text file, unpacked by its ending; errors are one line."""
     try:
         opener = OPENERS.get(path.suffix.lower(), open)
         with opener(path, "rt", encoding="utf-8-sig") as file:
@@ -89,7 +89,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text file that hold something."""
+    """The numbered lines of a text file that are not empty."""
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -101,7 +101,7 @@ class Unspeakable(ValueError):
 
 
 def spell(line: str) -> str:
-    """The line as it will be said: letters, apostrophes and the punctuation that guides an engine's voice."""
+    """The line as it is spoken: letters, apostrophes and the punctuation that guides an engine's voice."""
     text = unicodedata.normalize("NFKC", line)
     text = re.sub("[‘’ʼ`´]", "'", text)
     text = re.sub(r"\s*(—|–|--+|…|\.\.+)\s*", ", ", text)
@@ -114,7 +114,7 @@ def spell(line: str) -> str:
     text = re.sub(r"[-‑/]", " ", text)
     odd = re.search(r"[^A-Za-z' ,.?!;:]", text)
     if odd:
-        raise Unspeakable("a character that cannot be said" if not odd[0].isdigit() else "a number")
+        raise Unspeakable("a character that cannot be spelled out" if not odd[0].isdigit() else "a number")
     if text.upper() == text:
         text = text.lower()
     if re.search(r"\b[A-Z]{2,}\b", text):
@@ -128,7 +128,7 @@ def spell(line: str) -> str:
 
 
 def transcript(spoken: str) -> str:
-    """The house form of what is said: lower-case letters, apostrophes and single spaces."""
+    """The normal form of a spoken line: lower-case letters, apostrophes and single spaces."""
     return " ".join(re.sub("[^a-z' ]", " ", spoken.lower()).split())
 
 
