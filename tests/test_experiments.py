@@ -34,7 +34,7 @@ from trainings import imputer
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
 ROOT = Path(__file__).parents[1]
-SMALL = partial(datasets.made_tones, utterances=6, scored=3, steps=(4, 2, 2, 1))
+SMALL = partial(datasets.generated_tones, utterances=6, scored=3, steps=(4, 2, 2, 1))
 NAMES = [name for name in research.EXPERIMENTS if name != "english"]  # which needs models of other trainings
 
 
@@ -159,7 +159,7 @@ def test_an_interrupted_run_resumes(small: None, tmp_path: Path, monkeypatch: py
         (["table1", "--all"], "give the name of an experiment"),
         (["table9"], "no experiment 'table9'; there are table1"),
         (["table1", "--seeds", "0"], "--seeds must be at least 1"),
-        (["paper_size", "--on", "digits"], "makes data of its own"),
+        (["paper_size", "--on", "digits"], "generates its own data"),
         (["table1", "--on", "nothing"], "no data set 'nothing'; there are libri"),
         (
             ["table2", "--data", "nowhere"],
@@ -592,7 +592,7 @@ def test_words_are_parted_from_a_dictionary(tmp_path: Path) -> None:
     parts = [[u.id for u in Manifest(path)] for path in (dataset.train, dataset.valid, dataset.test)]
     assert list(map(len, parts)) == [6, 1, 1] and len({word for part in parts for word in part}) == 8
     assert dataset.amount == "6 words" and dataset.settings.front_end.name == "letters"
-    assert datasets.made_tones(tmp_path, utterances=2, scored=1).amount.endswith(" h")
+    assert datasets.generated_tones(tmp_path, utterances=2, scored=1).amount.endswith(" h")
 
 
 # --- the bound

@@ -3,15 +3,15 @@
 An experiment is a module with
 
     TITLE, QUESTION     what it is, and what it asks
-    DATASET             the data set it runs on unless told otherwise
+    DATASET             the data set it runs on by default
     run(lab) -> dict    train, decode, measure: "rows" of errors, "pairs" of rows to compare, and other plain values
 
-and, where the defaults of ``report`` do not do,
+and, where the defaults of ``report`` do not fit,
 
     PAPER               row -> what the paper has in its place
     table(result)       lines of Markdown instead of the table of rows
     text(result)        a paragraph below the table
-    claims(result)      what the paper says, what came out, and whether that settles it
+    claims(result)      what the paper says, what was measured, and the verdict
     draw(result, path)  its picture
 
 and its name here. Modules are imported when they are asked for.

@@ -1,4 +1,4 @@
-"""Adaptive decoding (ours): commit whatever is sure enough, at least one frame per block."""
+"""Adaptive decoding (ours): commit every frame that is sure enough, at least one frame per block."""
 
 from pathlib import Path
 from typing import Any

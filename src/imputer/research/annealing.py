@@ -7,7 +7,7 @@ from imputer.research.results import Result
 from imputer.research.trainings import Lab, dp, way
 
 TITLE = "Simulated annealing decoding"
-QUESTION = "Does it help to take commitments back, for a model that has converged and for one that has not?"
+QUESTION = "Does it help to revoke commitments, for a model that has converged and for one that has not?"
 DATASET = "libri"
 WAYS = {"block": way(8), "by likelihood": way(8, "annealing"), "at random": way(8, "annealing_random")}
 MODELS = ("unconverged", "converged")
@@ -30,7 +30,7 @@ def text(result: Result) -> str:
     """What the rows are."""
     trained = " and ".join(f"*{name}* {result.rows[f'{name}, block']['steps']:,}" for name in MODELS)
     return (
-        f"Steps of training: {trained}. *By likelihood* and *at random* say which commitments are taken back. "
+        f"Steps of training: {trained}. *By likelihood* and *at random* say which commitments are revoked. "
         f"Not comparable: {result.data['not_comparable']}; the paper gives no figures here."
     )
 

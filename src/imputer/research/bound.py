@@ -41,7 +41,7 @@ class Example:
     name: str
     features: Tensor  # (1, frame, feature)
     target: list[int]
-    alignment: list[int]  # one token a frame
+    alignment: list[int]  # one token per frame
     noise: str  # of the roll-ins: what the models were trained with
 
     def rolled_in(self, draws: int, block_size: int = BLOCK_SIZE) -> tuple[Tensor, Tensor]:

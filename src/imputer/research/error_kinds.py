@@ -39,7 +39,7 @@ def table(result: Result) -> list[str]:
 
 
 def text(result: Result) -> str:
-    """What the kinds are, and what became of each."""
+    """What the kinds are, and how much of each eight passes remove."""
     first, eight = ({kind: result.rate(at(DP, n), kind).value for kind in KINDS} for n in (1, 8))
     gone = ", ".join(
         f"{percent(1 - eight[kind] / first[kind])} % of the {kind}" for kind in KINDS if first[kind]
@@ -47,7 +47,7 @@ def text(result: Result) -> str:
     model = "".join(f" The model is the shipped `{name}`." for name in result["models"])
     return (
         "Errors per hundred reference tokens. *Doubled*: inserted beside the same token; *inserted*: other insertions; "
-        f"*dropped*: deletions; *wrong*: substitutions. From 1 to 8 passes {gone} tokens go.{model}"
+        f"*dropped*: deletions; *wrong*: substitutions. Eight passes instead of one remove {gone} tokens.{model}"
     )
 
 

@@ -18,7 +18,7 @@ SECONDS = 2.5  # the utterance nearest to this length is shown, right or wrong
 
 
 def run(lab: Lab) -> dict[str, Any]:
-    """Decode one utterance of the test set with a trace; it is chosen by its length, not by how well it goes."""
+    """Decode one utterance of the test set with a trace; it is chosen by its length, not by its errors."""
     trained = lab.first.imputer()
     utterance = min(Manifest(lab.dataset.test), key=lambda u: abs(u.duration - SECONDS))
     said = Recognizer.from_pretrained(trained.model).transcribe(utterance, block_size=8, trace=True)
@@ -29,7 +29,7 @@ def run(lab: Lab) -> dict[str, Any]:
 
 
 def text(result: Result) -> str:
-    """What was said, and what was written in how many passes."""
+    """The reference, the hypothesis and the number of passes."""
     said = result["transcript"]
     return (
         f"Utterance {result['id']}, chosen for its length: “{result['reference']}”; written in {said['passes']} "

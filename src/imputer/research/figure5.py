@@ -70,9 +70,9 @@ def text(result: Result) -> str:
 
 
 def claims(result: Result) -> list[Claim]:
-    """8 is best: holds if it is, open if the best one is not surely better, as one of four that might have been."""
+    """8 is best: holds if it is, open if the best of the four others is not significantly better."""
     found = []
-    # So that one of four is as rarely better by chance as one alone.
+    # Corrected for four comparisons.
     level = 1 - (1 - LEVEL) / (len(SIZES) - 1)
     for strategy in PAPER_BY_SIZE:
         others = {

@@ -11,7 +11,7 @@ from imputer.research.results import Result
 from imputer.research.trainings import Lab, dp, way
 
 TITLE = "Figure 6, the block size of decoding"
-QUESTION = "What do more passes bring to a model that was trained at block size 8?"
+QUESTION = "How much do more passes gain for a model that was trained at block size 8?"
 DATASET = "libri"
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 BLOCK_SIZES = SIZES[:5]  # for plain block decoding; beyond, it hardly differs from Right Most Last
@@ -54,7 +54,7 @@ def text(result: Result) -> str:
 
 
 def claims(result: Result) -> list[Claim]:
-    """Right Most Last never surely gets worse with a larger block; Alternate Sub-block does in the end."""
+    """Right Most Last never gets significantly worse with a larger block; Alternate Sub-block does in the end."""
     steps = [result.difference(at(LAST, a), at(LAST, b)) for a, b in itertools.pairwise(SIZES)]
     last, alternate = (result.difference(at(s, 8), at(s, SIZES[-1])) for s in (LAST, ALTERNATE))
     worse = any(sign(one) > 0 for one in steps) or sign(last) > 0

@@ -22,8 +22,8 @@ from imputer.research.comparison import CTC, DP, at, whole_budget
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, Maker, curve, dp, way
 
-TITLE = "Letters to phonemes: what holds DP back"
-QUESTION = "Which change makes DP go on learning where CTC does?"
+TITLE = "Letters to phonemes: what limits DP"
+QUESTION = "Which change lets DP keep improving as CTC does?"
 DATASET = "cmudict"
 BLOCK_SIZE = 8  # block masking commits 0 to 7 frames per block: nothing in one roll-in of eight
 HALF = 0.5 + 0.5 / BLOCK_SIZE  # all-masked examples with all_masked = 0.5

@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside."""
+    """Run torch on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -19,9 +19,9 @@ def one_thread() -> Iterator[None]:
 
 
 def least(competitors: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Each one's least processor time in seconds; they take turns, so that a busy moment hits all alike.
+    """Each one's least processor time in seconds; they take turns, so that other load affects all of them.
 
-    Of several rounds one more comes first and does not count: it warms up.
+    With several rounds, one more warm-up round comes first and does not count.
     """
     best = [float("inf")] * len(competitors)
     for number in range(rounds + (rounds > 1)):

@@ -3,9 +3,9 @@
     python -m imputer.research.migration results --data data
 
 Kept are the errors of every utterance, if they add up to the error rate that was stored beside them. Everything else
-is computed from them again or dropped: p-values, kinds of errors that were stored as sums only, validation curves. Rows
-of the main tables that start from the expert become the experiment ``start``. Files in ``DROPPED`` cannot be made again
-under the rule that nothing is edited by hand, and go.
+is computed from them again or dropped: p-values, kinds of errors that were stored as sums only, validation curves.
+Rows of the main tables that start from the expert become the experiment ``start``. Files in ``DROPPED`` were edited
+by hand or are incomplete, and are removed.
 """
 
 import json
@@ -48,7 +48,7 @@ WORDS = {
 
 
 def migrate(folder: Path, data: Path) -> list[str]:
-    """Every file of a folder; returns what was done to each, one line."""
+    """Migrate every file of a folder; returns one line per file."""
     old = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     old = {name: content for name, content in old.items() if content.get("format") != results.FORMAT}
     made = {name: migrated(name, old[name], data, old) for name in old if name not in DROPPED}
@@ -61,12 +61,12 @@ def migrate(folder: Path, data: Path) -> list[str]:
 
 
 def migrated(name: str, old: Mapping[str, Any], data: Path, every: Mapping[str, Any]) -> list[Result]:
-    """The files that come of one."""
+    """The migrated files of one file."""
     experiment = old["experiment"]
     if "rows" not in old:
         kept = {"figure4": ("id", "reference", "block_size"), "paper_size": ()}[experiment]
         content = {"experiment": experiment, **_frame(name, old, data), **{key: old[key] for key in kept}}
-        if experiment == "paper_size":  # what the commands did on made data is tested, and no longer reported
+        if experiment == "paper_size":  # quick runs on generated data are tested, and no longer reported
             content["figures"] = {
                 one: {key: value for key, value in found.items() if key != "commands"}
                 for one, found in old["figures"].items()

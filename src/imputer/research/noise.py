@@ -8,7 +8,7 @@ from imputer.research.tables import variants
 from imputer.research.trainings import Lab, variant, way
 
 TITLE = "Expert noise"
-QUESTION = "What does it bring to shift the expert's alignment by up to one frame?"
+QUESTION = "Does it help to shift the expert's alignment by up to one frame?"
 DATASET = "libri"
 NOISES = {"none": "none", "the whole utterance": "utterance", "every token": "token"}
 SMALL = 0.02  # of the WER: the paper's 0.2 of about 11

@@ -1,4 +1,4 @@
-"""The paper's two networks at full size: what a training would take, counted in real steps on made data."""
+"""The paper's two networks at full size: what a training would take, counted in real steps on generated data."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from imputer.research.tables import markdown
 from imputer.research.trainings import Lab
 
 TITLE = "The paper's size"
-QUESTION = "Do the configurations `wsj` and `librispeech` train, and what would the whole of it take?"
-DATASET = ""  # made data of its own
+QUESTION = "Do the configurations `wsj` and `librispeech` train, and what would a whole training take?"
+DATASET = ""  # generated data of its own
 
 
 def run(lab: Lab | None, *, quick: bool = False) -> dict[str, Any]:

@@ -23,10 +23,10 @@ NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "da
 OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
 TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
 DECODING = (*NETWORK, "alignments.py", "decoding.py")
-# Files of these folders that change no outcome: they find recordings, keep checkpoints, and measure on the side.
+# Files of these folders that change no outcome: they open recordings, store checkpoints and validate.
 ASIDE = {"data/recordings.py", "training/checkpoints.py", "training/run_folder.py", "training/validating.py"}
 PACKAGES = ("torch", "numpy", "numba", "sentencepiece", "soundfile", "soxr", "rapidfuzz", "moonshine-voice")
-# Settings that say where something is; the content takes their place.
+# Settings that are paths; fingerprints of the content take their place.
 PLACES = (
     *("data.train", "data.valid", "data.frames_cache", "vocabulary.tokenizer"),
     *("rollin.alignments", "training.start_from"),
@@ -34,7 +34,7 @@ PLACES = (
 
 
 def record(command: str, seeds: Iterable[int]) -> dict[str, Any]:
-    """What is known of this run, whatever it does."""
+    """The provenance of this run."""
     commit, dirty = checkout()
     return {
         "commit": commit,
@@ -51,9 +51,9 @@ def record(command: str, seeds: Iterable[int]) -> dict[str, Any]:
 def checkout() -> tuple[str, bool]:
     """The commit of the checkout that this code runs from, and whether files of the package differ from it.
 
-    An installed package has no checkout: the commit is then empty, and ``code`` says what ran.
+    An installed package has no checkout: the commit is then empty, and ``code`` identifies what ran.
     """
-    # Nor is an environment inside another repository a checkout of ours.
+    # An environment inside another repository is not a checkout of ours.
     if not _git("ls-files", "--", "__init__.py"):
         return "", False
     return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", "."))
@@ -68,7 +68,7 @@ def _git(*words: str) -> str:
 
 
 def processor() -> str:
-    """The name that the processor gives itself."""
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -97,7 +97,7 @@ def digest(content: Any) -> str:
 
 @cache
 def manifest(path: Path) -> str:
-    """A fingerprint of what a manifest says, wherever its audio lies."""
+    """A fingerprint of the content of a manifest, without the paths of its audio."""
     return digest([[u.id, round(u.duration, 3), u.text] for u in Manifest(path)])
 
 
@@ -116,7 +116,7 @@ def code(places: tuple[str, ...], root: Path = PACKAGE) -> str:
 
 
 def statements(source: str) -> str:
-    """Python source without what does not run."""
+    """Python source without comments and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if (

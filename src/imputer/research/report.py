@@ -23,7 +23,7 @@ OPENING = (
     "([how](docs/results/index.md#intervals)) settles it. One seed cannot settle a difference between two trainings: "
     "it is *open*, whatever the figure."
 )
-QUICK = "**A quick run on made data: it shows that the commands work, and nothing else.**"
+QUICK = "**A quick run on generated data: it only shows that the commands work.**"
 INTERVALS = """## Intervals
 
 The interval of an error rate, or of a difference, is value ± t · sqrt(V_speakers + V_seeds): the variance of a ratio
@@ -65,7 +65,7 @@ def title(result: Result) -> str:
 
 
 def claims_about(result: Result) -> list[Claim]:
-    """What an experiment says about the paper's claims."""
+    """The claims of the paper that an experiment tests."""
     module = research.load(result.experiment)
     return module.claims(result) if hasattr(module, "claims") else []
 
@@ -160,7 +160,7 @@ def filled(path: Path, every: Mapping[str, Result]) -> str:
 def summary(folder: Path, every: Mapping[str, Result]) -> str:
     """One screen: the claims, what we learnt, a picture, links."""
     if not every:
-        return "# Results\n\nThere are no results yet: `imputer reproduce --all` makes them, `--quick` on made data.\n"
+        return "# Results\n\nThere are no results yet: `imputer reproduce --all` makes them.\n"
     lines = ["# Results", "", OPENING, ""]
     if any(result["quick"] for result in every.values()):
         lines += [QUICK, ""]

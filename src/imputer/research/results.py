@@ -1,9 +1,9 @@
 """Results files: errors of every utterance with where they came from, and the figures that follow from them.
 
 A file holds ``rows``, one per model and way of decoding: the errors of every utterance with every seed. What a report
-says of them is computed from these (``Result.rate``, ``Result.difference``); the main figures are also written into the
-file for readers, and ``check`` computes them again. Nothing is edited by hand: a change of form is a program with a
-test (``migration.py``).
+says of them is computed from these (``Result.rate``, ``Result.difference``); the main figures are also written into
+the file for readers, and ``check`` computes them again. Nothing is edited by hand: a change of format is a tested
+program (``migration.py``).
 """
 
 import json
@@ -84,7 +84,7 @@ class Result:
         return trials.difference(self.trials(first), self.trials(second), level, paired=paired)
 
     def figures(self) -> dict[str, Any]:
-        """What the file says about its errors, computed from them."""
+        """The figures of the file, computed from its errors."""
         return {
             "figures": {
                 name: {"wer": asdict(self.rate(name)), "cer": asdict(self.rate(name, "characters"))}
@@ -128,7 +128,7 @@ def references(utterances: Iterable[Utterance]) -> dict[str, list[Any]]:
 
 
 def check(result: Result) -> list[str]:
-    """What the file says that its errors do not: one line each, nothing if all is well."""
+    """The figures of a file that do not follow from its errors, one line each."""
     found = []
     if result.rows:
         for key, value in result.figures().items():

@@ -1,4 +1,4 @@
-"""Where an Imputer starts: from scratch, as in the main tables, or from the expert's weights; the paper is silent."""
+"""Where an Imputer starts: from scratch, as in the main tables, or from the expert's weights."""
 
 from typing import Any
 
@@ -43,6 +43,6 @@ def pairs() -> list[tuple[str, str]]:
 def text(result: Result) -> str:
     """What the rows are."""
     return (
-        f"Every row has {result['steps']['main']:,} steps in all. Training that goes on from the expert begins at two "
-        f"thirds of the learning rate. Not comparable: {result.data['not_comparable']}."
+        f"Every row has {result['steps']['main']:,} steps in all. Training that continues from the expert begins at "
+        f"two thirds of the learning rate. Not comparable: {result.data['not_comparable']}."
     )

@@ -31,7 +31,7 @@ def rate(found: Estimate) -> str:
 
 
 def variants(result: Result) -> str:
-    """How the Imputers of an analysis were trained, and why they cannot stand beside the paper's."""
+    """How the Imputers of an analysis were trained, and why they are not comparable with the paper's."""
     steps = result["steps"]
     return (
         f"The Imputers are trained like the main tables' and stopped after {steps['analysis']:,} of "

@@ -53,7 +53,7 @@ def text(result: Result) -> str:
 
 
 def claims(result: Result) -> list[Claim]:
-    """The main claim in both topologies; in the paper's it counts for the summary where no main table has it."""
+    """The main claim in both topologies; the paper's topology is in the summary where no main table has that claim."""
     found = []
     main = result.data["name"] not in ("libri", "digits")
     for name in TOPOLOGIES:

@@ -51,7 +51,7 @@ class Trained:
 
 
 def way(block_size: int, strategy: str = "block", **options: float) -> Options:
-    """A way to decode: so many passes by a strategy with its options."""
+    """A way to decode: a number of passes, a strategy and its options."""
     return Options(block_size, strategy, strategy_options=tuple(options.items()))
 
 
@@ -60,7 +60,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Lab:
-    """A data set, where its trainings live, and the seeds everything is repeated with."""
+    """A data set, the folder of its trainings, and the seeds of their repetitions."""
 
     dataset: DataSet
     runs: Path
@@ -104,7 +104,7 @@ class Lab:
     def _score(self, trained: "Trained", texts: Iterable[str]) -> Callable[[list[str]], float] | None:
         """How likely words are under the language model, if there is one.
 
-        Every token is given the mean of the references, so that a text is not the likelier for being shorter.
+        Every token is given the mean of the references, so that shorter texts are not preferred.
         """
         if (lm := self.lm) is None:
             return None
@@ -156,7 +156,7 @@ def described(one: Options) -> dict[str, Any]:
 
 
 def kinds(reference: Sequence[int], hypothesis: Sequence[int]) -> dict[str, int]:
-    """Errors in tokens: wrong ones, dropped ones, those written twice, and others that were not said."""
+    """Errors in tokens: wrong, dropped, written twice, and otherwise inserted."""
     errors, twice = scoring.count(reference, hypothesis), scoring.doubled(reference, hypothesis)
     counts = (errors.substitutions, errors.deletions, twice, errors.insertions - twice)
     return dict(zip(results.KINDS, counts, strict=True))
@@ -180,7 +180,7 @@ class Trainings:
         return self.ctc(self.dataset.expert_steps, **model)
 
     def ctc(self, steps: int, *, from_expert: bool = False, **model: Any) -> Trained:
-        """CTC, from scratch or going on from the expert."""
+        """CTC, from scratch or continued from the expert."""
         start = self.expert(**model) if from_expert else None
         return self._trained(self._settings("ctc", steps, model), start, expert=None)
 
@@ -195,7 +195,7 @@ class Trainings:
         model: Mapping[str, Any] | None = None,
         **rollin: Any,
     ) -> Trained:
-        """An Imputer on the expert's alignments, of the main tables' length unless told otherwise.
+        """An Imputer on the expert's alignments, by default of the main tables' length.
 
         ``model`` changes its network and not the expert's.
         """
@@ -240,7 +240,7 @@ class Trainings:
             )
             with recorded(trained.folder / "provenance.json", settings, self.dataset):
                 training.train(placed, trained.folder)
-            # Most of the disk, and no longer needed.
+            # The largest files, and no longer needed.
             shutil.rmtree(trained.folder / "checkpoints", ignore_errors=True)
         return trained
 
@@ -265,7 +265,7 @@ def dp(steps: int = 0, **options: Any) -> Maker:
 
 
 def variant(**options: Any) -> Maker:
-    """The main tables' DP but for these options, stopped early: to be compared with other variants only."""
+    """The main tables' DP with these options, stopped early: to be compared with other variants only."""
     return lambda t: t.imputer(
         "dynamic_programming", t.dataset.analysis_steps, schedule_steps=t.dataset.main_steps, **options
     )
@@ -296,7 +296,7 @@ def run_name(
 
 @contextlib.contextmanager
 def recorded(path: Path, settings: configs.Config, dataset: DataSet) -> Iterator[None]:
-    """Write down how a training was made; the seconds of an interrupted one are added up."""
+    """Record how a training was made; the seconds of an interrupted one are added up."""
     started = time.monotonic()
     before = json.loads(path.read_text())["seconds"] if path.is_file() else 0.0
     try:

@@ -16,7 +16,7 @@ from imputer.data.batching import FilterbankExtract, SpeechDataset, batches, pla
 from imputer.data.manifest import Manifest, Utterance
 from imputer.research.measuring import one_thread, show
 
-REAL_TIME_TARGET = 250  # seconds of audio a second on one core
+REAL_TIME_TARGET = 250  # seconds of audio per second on one core
 OPEN_TARGET = 1.0  # seconds for 100,000 lines
 GROWTH_TARGET = 16.0  # megabytes over the later part of an epoch
 
@@ -48,7 +48,7 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 
 def _speechlike(seconds: float, generator: torch.Generator) -> np.ndarray:
-    """Noise with the colour and the swelling of speech, so that codecs work about as hard as on speech."""
+    """Noise with the spectrum and the modulation of speech, so that codecs take about as long as on speech."""
     noise = babble_noise(int(seconds * audio.SAMPLE_RATE), audio.SAMPLE_RATE, generator)
     return (0.3 * noise / noise.abs().max()).numpy()
 
@@ -113,7 +113,7 @@ def _memory(folder: Path, *, repeats: int) -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Bytes in memory now; where the system does not tell, the most there ever were."""
+    """Bytes in memory now; where the system does not provide that, the peak."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

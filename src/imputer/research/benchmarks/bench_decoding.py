@@ -18,9 +18,9 @@ from imputer.runtimes import onnx
 from imputer.vocabulary import Vocabulary
 
 EIGHT_PASSES_TARGET = 8.3  # single passes of the attention stack
-BATCH_TARGET = 1.5  # times the audio a second of batch 1
+BATCH_TARGET = 1.5  # times the audio per second of batch 1
 INT8_TARGET = 1.5  # times the speed of torch eager at batch 1
-BEAM_TARGET = 0.01  # seconds of search for a second of audio
+BEAM_TARGET = 0.01  # seconds of search per second of audio
 SHORT_SECONDS = (0.8, 2.2)
 
 
@@ -53,7 +53,7 @@ def _rows(figures: dict[str, Any]) -> dict[str, tuple[str, str]]:
     rows["acoustic part, share of 8 passes with it"] = (f"{100 * figures['acoustic_share']:.0f} %", "")
     for strategy, share in figures["choosing"].items():
         rows[f"choosing frames, {strategy}, share of a pass"] = (f"{100 * share:.1f} %", "")
-    rows["beam search with a language model, seconds for a second of audio"] = (
+    rows["beam search with a language model, seconds per second of audio"] = (
         f"{figures['beam']:.4f}",
         f"<= {BEAM_TARGET}",
     )
@@ -62,9 +62,9 @@ def _rows(figures: dict[str, Any]) -> dict[str, tuple[str, str]]:
         "",
     )
     for seconds, ratio in figures["autoregressive"].items():
-        rows[f"one frame a pass against 8 passes, {seconds:g} s"] = (f"{ratio:.0f}x", "grows with length")
+        rows[f"one frame per pass against 8 passes, {seconds:g} s"] = (f"{ratio:.0f}x", "grows with length")
     shortest, longest = SHORT_SECONDS
-    rows[f"batches against batch 1, files of {shortest:g} to {longest:g} s, audio a second"] = (
+    rows[f"batches against batch 1, files of {shortest:g} to {longest:g} s, audio per second"] = (
         f"{figures['batching']:.2f}x",
         f">= {BATCH_TARGET}x",
     )
@@ -74,7 +74,7 @@ def _rows(figures: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _network(quick: bool) -> tuple[model.Imputer, Vocabulary]:
-    """Untrained, as large as a model for a laptop: what is computed does not depend on the weights."""
+    """Untrained, of the size of a model for a laptop: the cost does not depend on the weights."""
     torch.manual_seed(0)
     letters = "abcdefghijklmnopqrstuvwxyz'"
     random = np.random.default_rng(0)
@@ -111,7 +111,7 @@ def _passes(network: model.Imputer, rounds: int) -> dict[str, Any]:
         partial = network.all_masked(acoustic)
         single, eight, encoding = least(
             [
-                # Eight times, so that it takes as long as the other.
+                # Eight times, for the same duration as the other.
                 partially(_repeat, 8, network.impute, acoustic, frame_lengths, partial),
                 partially(_decode, network, acoustic, frame_lengths),
                 partially(network.encode, features, lengths),
@@ -124,7 +124,7 @@ def _passes(network: model.Imputer, rounds: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _strategies(network: model.Imputer, rounds: int) -> dict[str, Any]:
-    """What a strategy costs beside the network: decoding with an instant step, by the time of a pass."""
+    """The cost of a strategy itself: decoding with a step that takes no time, relative to a pass of the network."""
     acoustic, frame_lengths = network.encode(*_features(network, 15.0))
     partial = network.all_masked(acoustic)
     log_probs = network.impute(acoustic, frame_lengths, partial)
@@ -149,7 +149,7 @@ def _strategies(network: model.Imputer, rounds: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _beam(network: model.Imputer, vocabulary: Vocabulary, rounds: int) -> dict[str, float]:
-    """The search by itself, its pass given for nothing, over frames as sure as those of a trained model."""
+    """The search without its pass of the network, over frames as confident as those of a trained model."""
     seconds = 15.0
     acoustic, frame_lengths = network.encode(*_features(network, seconds))
     random = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def _beam(network: model.Imputer, vocabulary: Vocabulary, rounds: int) -> dict[s
 
 @torch.inference_mode()
 def _autoregressive(network: model.Imputer, lengths: tuple[float, ...]) -> dict[str, Any]:
-    """The same network, one frame a pass in the likeliest order, against eight passes."""
+    """The same network, one frame per pass in the likeliest order, against eight passes."""
     ratios = {}
     for seconds in lengths:
         acoustic, frame_lengths = network.encode(*_features(network, seconds))

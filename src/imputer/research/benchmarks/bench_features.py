@@ -1,4 +1,4 @@
-"""How fast filter banks and deltas are: frames a second on one thread, against kaldi-native-fbank."""
+"""How fast filter banks and deltas are: frames per second on one thread, against kaldi-native-fbank."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from imputer import features
 from imputer.research.measuring import least, one_thread, show
 
-TARGET = 150_000  # frames a second
+TARGET = 150_000  # frames per second
 SECONDS = (1.0, 15.0)  # a command, and a long sentence
 
 

@@ -84,7 +84,7 @@ def roll_ins(lengths: Tensor) -> list[Tensor]:
 def both_ways(batch: Batch, merge_repeats: bool) -> tuple[Callable[[], None], Callable[[], None], Block]:
     """Forward and backward of torch's ctc_loss, of our CTC, and of a block roll-in with given commitments."""
     log_probs, targets, lengths, sizes, alignments = batch
-    time_first = log_probs.transpose(0, 1).contiguous().requires_grad_()  # as ctc_loss wants it
+    time_first = log_probs.transpose(0, 1).contiguous().requires_grad_()  # as ctc_loss takes it
     ours = log_probs.clone().requires_grad_()
 
     def theirs() -> None:
@@ -140,7 +140,7 @@ def measure(shape: tuple[int, int, int, int], merge_repeats: bool, rounds: int) 
 def measure_memory(shape: tuple[int, int, int, int], merge_repeats: bool, times: int) -> dict[str, Any]:
     """Megabytes at the peak of forward and backward beyond inputs and gradient, for one batch.
 
-    Measured with ``times`` as many items, because Linux counts resident pages by the dozen.
+    Measured with ``times`` as many items, because Linux updates its count of resident pages only now and then.
     """
     batch = make_batch((shape[0] * times, *shape[1:]), merge_repeats)
     theirs, all_masked, block = both_ways(batch, merge_repeats)
@@ -159,11 +159,11 @@ def measure_memory(shape: tuple[int, int, int, int], merge_repeats: bool, times:
 
 
 def peak(work: Callable[[], None]) -> float:
-    """Megabytes by which resident memory rises at most while ``work`` runs; NaN where Linux does not tell."""
+    """The peak rise of resident memory, in megabytes, while ``work`` runs; NaN where the system does not provide it."""
     clear = Path("/proc/self/clear_refs")
     if not clear.exists():
         return float("nan")
-    work()  # what is made once, compiled code above all, is there already
+    work()  # compiled code and other one-time allocations exist already
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     clear.write_text("5")  # forget the peak so far
@@ -215,6 +215,6 @@ def _table(results: list[dict[str, Any]]) -> Any:
         table.add_section()
     table.caption = (
         "MB: resident memory at the peak beyond inputs and gradient, a batch; of block roll-ins c = 1, the largest. "
-        f"Wanted of them: below {MEMORY_TARGET} % of ctc_loss's."
+        f"Target: below {MEMORY_TARGET} % of ctc_loss's."
     )
     return table

@@ -1,4 +1,4 @@
-"""The paper's two networks at full size: real steps on made data, their FLOPs and memory, and what a GPU would need."""
+"""The paper's two networks at full size: real steps on generated data, their FLOPs and memory."""
 
 import time
 from typing import Any
@@ -39,7 +39,7 @@ def run(quick: bool = False) -> dict[str, Any]:
 
 
 def cells(figures: dict[str, Any]) -> tuple[str, ...]:
-    """What a table says of a configuration: its parameters, and the figures of ``COLUMNS``."""
+    """The cells of a configuration: its parameters, and the figures of ``COLUMNS``."""
     return f"{figures['parameters'] / 1e6:.1f} M", *(f"{figures[key]:.3g}" for key in COLUMNS.values())
 
 

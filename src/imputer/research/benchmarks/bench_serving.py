@@ -52,12 +52,12 @@ class Request:
     file_field: str = "file"
     fields: dict[str, str] = field(default_factory=dict)
     kind: str = ""  # of a body that is not a form
-    leaves: bool = False  # the client hangs up half way and expects nothing
+    leaves: bool = False  # the client disconnects half way and expects no answer
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Connections that all send the same, again when they are closed, for as long as ordinary requests are sent."""
+    """Connections that all send the same, and reconnect when they are closed, while ordinary requests are sent."""
 
     name: str
     content: bytes
@@ -196,7 +196,7 @@ def _post(request: Request) -> bytes:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Processor time of a process so far: unlike throughput, it hardly depends on what else the machine does."""
+    """Processor time of a process so far: unlike throughput, it hardly depends on other load."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -208,7 +208,7 @@ def _mixed(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, An
     """Good and malformed uploads in any order: every answer right, and the memory back where it was."""
     kinds = _mixture(model)
     with _server(model) as (address, pid):
-        # Before the memory is read, everything has happened a few times that will happen.
+        # Before memory is measured, every kind of request has been sent a few times.
         clients.submit(_load, address, _shuffled(kinds, 10 * len(kinds), seed=1), 8).result()
         before = _settled_memory(pid)
         result = clients.submit(_load, address, _shuffled(kinds, count, seed=2), 8).result()
@@ -224,7 +224,7 @@ def _mixed(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, An
 
 
 def _settled_memory(pid: int) -> int:
-    """The least of a second's worth of readings, when everything is over."""
+    """The least of the readings of one second, after all requests have ended."""
     time.sleep(1.0)
     readings = []
     for _ in range(5):
@@ -262,7 +262,7 @@ def _encoded(wave: np.ndarray, kind: str = "WAV", rate: int = 16_000, **options:
 
 
 def _mixture(model: str) -> list[Request]:
-    """Every second one is good; the others are wrong in as many ways as we could think of."""
+    """Every second request is valid; the others are malformed, each in another way."""
     waves = [_cut(_speech(model), seconds) for seconds in np.linspace(0.8, 4.0, 8)]
     wav = _encoded(waves[0])
     nan = _encoded(np.full(8000, np.nan, np.float32), subtype="FLOAT")
@@ -310,7 +310,7 @@ def _shuffled(requests: list[Request], count: int, seed: int = 0) -> list[Reques
 def _load(
     address: str, requests: list[Request], clients: int, attack: Attack | None = None
 ) -> dict[str, Any]:
-    """Have so many clients send the requests, each the next when its last is answered, during an attack or not."""
+    """Let ``clients`` clients send the requests, each the next after its last answer, during an attack or not."""
     return asyncio.run(_all_clients(address, requests, clients, attack))
 
 
@@ -341,7 +341,7 @@ async def _all_clients(
             for _ in range(attack.connections if attack else 0)
         ]
         if attackers:
-            await asyncio.sleep(2.0)  # their uploads, and the start of the work
+            await asyncio.sleep(2.0)  # time for their uploads and the start of the work
         started = time.perf_counter()
         await asyncio.gather(*(client(http) for _ in range(clients)))
         taken = time.perf_counter() - started
@@ -360,7 +360,7 @@ async def _all_clients(
 
 
 async def _attack(address: str, attack: Attack | None) -> None:
-    """One connection of an attack; it comes back when it is closed."""
+    """One connection of an attack; it reconnects when it is closed."""
     assert attack is not None
     host, _, port = address.removeprefix("http://").partition(":")
     while True:
@@ -399,7 +399,7 @@ async def _send(http: Any, request: Request) -> int:
 
 
 class _Left(Exception):
-    """The client hangs up."""
+    """The client disconnects."""
 
 
 def _body(request: Request) -> dict[str, Any]:

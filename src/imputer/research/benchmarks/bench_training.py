@@ -25,7 +25,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         data = made_batch(batch=4 if quick else 12, seconds=4 if quick else 8)
         figures = compare(data, rounds) | linear_memory(quick)
     rows = [
-        ("CTC step, seconds of audio a second", f"{figures['ctc_audio_per_second']:.0f}", ""),
+        ("CTC step, seconds of audio per second", f"{figures['ctc_audio_per_second']:.0f}", ""),
         ("against nn.TransformerEncoder + ctc_loss", f"{figures['against_plain']:.2f}x", ">= 1.5x"),
         ("DP step / CTC step (block-8 roll-ins)", f"{figures['dp_over_ctc']:.2f}", "<= 1.10"),
         ("imitation step / CTC step", f"{figures['imitation_over_ctc']:.2f}", ""),
@@ -98,7 +98,7 @@ def kept_for_backward(model: Imputer, data: dict[str, Any]) -> float:
 
 
 def made_batch(batch: int, seconds: int) -> dict[str, Any]:
-    """Features of slightly different lengths, three tokens a second, and block-8 roll-ins of them."""
+    """Features of slightly different lengths, three tokens per second, and block-8 roll-ins of them."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.full((batch,), 100 * seconds) - 4 * torch.arange(batch)
     target_lengths = torch.full((batch,), 3 * seconds)
@@ -153,7 +153,7 @@ rolled_in_loss.step = 0  # type: ignore[attr-defined]
 
 
 class Plain(nn.Module):
-    """The same network as torch's own parts give it: what one would write first."""
+    """A plain implementation of the same network with torch's own modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Plain(nn.Module):
         self.output = nn.Linear(SMALL.width, TOKENS + 1)
 
     def loss(self, data: dict[str, Any]) -> Tensor:
-        """CTC as torch has it."""
+        """torch's CTC loss."""
         x = data["features"].unflatten(-1, (3, 80)).transpose(1, 2)
         x = torch.relu(self.second(torch.relu(self.first(x))))
         x, frames = self.project(x.transpose(1, 2).flatten(2)), data["frames"]
