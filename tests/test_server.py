@@ -247,7 +247,7 @@ def test_translations_and_aliases(folder):
 
 
 def test_openai_client_errors(client, folder):
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other'; there is tones"):
+    with pytest.raises(openai.NotFoundError, match="no model 'other'; known: tones"):
         client.audio.transcriptions.create(model="other", file=("a.wav", wav()))
     with pytest.raises(openai.BadRequestError, match="block_size"):
         client.audio.transcriptions.create(model="tones", file=("a", wav()), extra_body={"block_size": 0})

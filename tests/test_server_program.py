@@ -264,7 +264,7 @@ def test_streams_of_workers(folder, log):
         (["--max-seconds", "-1"], "--max-seconds must be a number above 0"),
         (["--write-timeout", "0"], "--write-timeout must be a number above 0"),
         (["--alias", "mine"], "--alias takes NAME=MODEL, got 'mine'"),
-        (["--alias", "mine=other"], "there is no model other"),
+        (["--alias", "mine=other"], "no model other"),
         (["--trusted-proxy", "proxy"], "--trusted-proxy takes an address or a network, got 'proxy'"),
         (["--device", "warp"], "device 'warp' cannot be used here"),
     ],

@@ -15,7 +15,7 @@ SOCKET_KEY = "openai-insecure-api-key."
 
 
 class Access:
-    """The checks that a request passes before anything of it is read."""
+    """The checks that a request passes before its body is read."""
 
     def __init__(self, settings: Settings) -> None:
         self.keys = Keys(settings)
@@ -24,7 +24,7 @@ class Access:
         self.origins = {origin.lower().rstrip("/") for origin in settings.allow_origins}
 
     def check_host(self, header: bytes | None) -> None:
-        """Refuse names that are not ours: a name that someone points at this address is another site's."""
+        """Refuse unknown host names, against DNS rebinding."""
         if header is None or "*" in self.hosts:
             return
         name = host_name(header.decode("latin-1"))
@@ -32,7 +32,7 @@ class Access:
             return
         raise Failure(
             421,
-            f"this server is not {name[:80]!r}; if it is, start it with --allow-host {name[:80]}",
+            f"unknown host {name[:80]!r}; if it is this server, start it with --allow-host {name[:80]}",
             code="unknown_host",
         )
 
@@ -40,7 +40,7 @@ class Access:
         return "*" in self.origins or origin.lower() in self.origins
 
     def check_origin(self, headers: Headers) -> None:
-        """Refuse what a page of another site makes a browser send."""
+        """Refuse requests that a page of another site makes a browser send."""
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and self.allows_origin(origin):
             return
@@ -54,7 +54,7 @@ class Access:
             )
 
     def client(self, header: bytes, address: str) -> str:
-        """Whose requests are counted together: those of a valid key, or of an address where there are no keys."""
+        """The unit of rate limits: a valid key, or an address where there are no keys."""
         return self.keys.check(header) if self.keys else address
 
     def cors(self, headers: Headers) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The documentation of the API that the server itself offers: /openapi.json, and /docs made from it."""
+"""The documentation that the server offers: /openapi.json, and /docs made from it."""
 
 from html import escape
 from typing import Any
@@ -84,7 +84,7 @@ def openapi() -> dict[str, Any]:
 
 
 def page() -> str:
-    """The same for people."""
+    """The OpenAPI document as a page."""
     document = openapi()
     routes = "".join(
         f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{escape(operation['summary'])}</td></tr>"

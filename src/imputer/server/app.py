@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
         await asyncio.wait([starting])
         await asyncio.to_thread(service.stop)
 
-    # The interactive documentation that FastAPI offers is loaded from elsewhere: nothing here is.
+    # FastAPI's interactive documentation loads scripts from other sites, so it is off.
     app = FastAPI(title="imputer", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     app.add_middleware(
@@ -65,7 +65,7 @@ def _add_work(app: FastAPI, service: Service) -> None:
         if parsed.stream:
             queue = streams.watched(job, passes=parsed.passes)
             service.begin(job)
-            await until(request, job.admitted)  # what is wrong with the upload is still a plain answer
+            await until(request, job.admitted)  # errors in the upload are still a plain answer
             return streams.response(streams.transcription(service, parsed, job, queue))
         service.begin(job)
         transcript = await service.transcript(job, await until(request, job.done))
@@ -114,7 +114,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     async def sample(model: str = "") -> FileResponse:
         name = model or service.models.default  # looked up among the models, never a path
         if name not in service.folders or not (service.folders[name] / SAMPLE).is_file():
-            raise Failure(404, "there is no sample", code="not_found")
+            raise Failure(404, "the model has no sample", code="not_found")
         return FileResponse(service.folders[name] / SAMPLE, media_type="audio/wav")
 
 
@@ -150,7 +150,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_failures(app: FastAPI) -> None:
-    """What is refused is refused in one form; the guard sees to what nobody thought of."""
+    """One form for every refusal; ``guard`` handles unexpected errors."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, Failure):
@@ -172,7 +172,7 @@ def _add_failures(app: FastAPI) -> None:
 
 
 class _Static(StaticFiles):
-    """Files that browsers check for changes each time, so that a new version is seen at once."""
+    """Files that browsers revalidate each time, so that a new version is used at once."""
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         response = super().file_response(*arguments, **options)

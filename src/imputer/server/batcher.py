@@ -1,4 +1,4 @@
-"""The queue in front of the network: recordings take fair turns, and what goes together runs as one batch.
+"""The queue in front of the network: recordings take fair turns, and similar windows run as one batch.
 
 A recording is queued as its windows. The window that would end first if all recordings shared the network equally
 goes first; windows like it, of equal options and similar length, go along as long as padding stays cheap. One thread
@@ -71,7 +71,7 @@ class Batcher:
 
     @property
     def stalled(self) -> bool:
-        """Work waits, and nothing has moved for long."""
+        """Whether work is waiting and there has been no progress for too long."""
         with self.condition:
             return bool(self.waiting) and time.monotonic() - self.progressed > self.settings.stall_seconds
 
@@ -129,7 +129,7 @@ class Batcher:
         job.fail(failure)
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for the job any more: what is not yet running never will."""
+        """Cancel a job: its windows that are not running are dropped."""
         with self.condition:
             job.cancelled = True
             self.waiting = [window for window in self.waiting if window.job is not job]
@@ -166,17 +166,17 @@ class Batcher:
             except WorkerDied as died:
                 self._requeue(died.batches)
                 self._restart(runner)
-            except Exception as error:  # whatever it is, the thread must live on
+            except Exception as error:  # the thread must survive any error
                 logger.error("a batch failed", exc_info=error)
                 self.deliver(batch, [error] * len(batch.windows), 0.0)
             self.last_end = time.monotonic()
             del batch  # or its audio would stay in memory until the next request
 
     def _next_batch(self) -> Batch | None:
-        """Wait for work, a little longer for company, and take what goes together; None means stop."""
+        """Wait for work and the batching delay, and take a batch; None means stop."""
         with self.condition:
             self._wait_for_company()
-            while not self.waiting:  # again, if all that waited was cancelled meanwhile
+            while not self.waiting:  # again, if all waiting windows were cancelled meanwhile
                 if self.stopping and not self.jobs:
                     return None
                 self.condition.wait(1.0 if self.stopping else None)
@@ -200,7 +200,7 @@ class Batcher:
         return Batch(windows)
 
     def _wait_for_company(self) -> None:
-        """A little from the first arrival, or from the last batch: its clients may well send again."""
+        """The batching delay, from the first arrival or the end of the last batch, whose clients may send again."""
         while self.waiting and self._worth_waiting():
             since = max(self.last_end, min(window.arrived for window in self.waiting))
             left = since + self.settings.batch_delay_seconds - time.monotonic()
@@ -209,14 +209,14 @@ class Batcher:
             self.condition.wait(left)
 
     def _worth_waiting(self) -> bool:
-        """The batching delay costs a lone client latency, so there must be a sign of others."""
+        """The batching delay costs a single client latency, so it is applied only under concurrent load."""
         if self.stopping or len(self.waiting) >= self.settings.batch_items:
             return False
         arriving = len(self.jobs) > len({window.job for window in self.waiting})
         return arriving or self.last_size > 1
 
     def urgent(self, running: Batch, elapsed: float) -> Batch | None:
-        """A much cheaper batch whose turn it is, now that ``running`` has taken so many seconds."""
+        """A much cheaper batch whose turn it is, after ``running`` has taken ``elapsed`` seconds."""
         self.progressed = time.monotonic()
         if not self.waiting:
             return None
@@ -237,7 +237,7 @@ class Batcher:
             return self._take(self._choose(due, seconds))
 
     def deliver(self, batch: Batch, results: Sequence[Decoded | Exception], seconds: float) -> None:
-        """What became of a batch that took so many seconds; no results means that nobody waited for it."""
+        """Record a batch that took ``seconds``; no results means that it was cancelled."""
         metrics = self.metrics
         with self.condition:
             self._charge(batch, seconds)
@@ -255,7 +255,7 @@ class Batcher:
         if seconds:
             self.seconds_per_cost = RATE_MEMORY * self.seconds_per_cost + (1 - RATE_MEMORY) * speed
         self.progressed = time.monotonic()
-        # Those that have work: sessions that are open and silent, and uploads that are decoded, share nothing.
+        # Only jobs with work share the network: not silent sessions, and not uploads that are still being decoded.
         sharers = {window.job for window in (*self.waiting, *batch.windows)}
         sharers |= {job for job in self.jobs if job.running}
         self.clock.charge(seconds, len(sharers))
@@ -310,7 +310,7 @@ class Batcher:
 
 
 def _failure(error: Exception) -> Failure:
-    """What the client is told; only what is wrong with its recording, not with the server."""
+    """The error for the client: it describes errors in the recording, not in the server."""
     if isinstance(error, ImputerError):
         return Failure(400, str(error), code="invalid_audio", param="file")
     logger.error("a recording could not be decoded", exc_info=error)

@@ -1,8 +1,9 @@
 """Connections: how many, from whom, and how long one may keep the server waiting.
 
-A connection is in one of four stages: waiting for a header, receiving a body, working, or writing. Only work is
-worth keeping at any price. When there are too many connections, the one that has kept the server waiting longest in
-the earliest stage is closed to let the new one in, so a flood of half-sent requests does not lock others out.
+A connection is in one of four stages: waiting for a header, receiving a body, working, or writing. A connection with
+work in progress is never closed for another. When there are too many connections, the one that has kept the server
+waiting longest in the earliest stage is closed to let the new one in, so a flood of half-sent requests does not lock
+others out.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from imputer.server.metrics import Metrics
 from imputer.server.settings import Settings
 
-ACCEPT_AT_ONCE = 32  # connections accepted before those already accepted are looked at
+ACCEPT_AT_ONCE = 32  # connections accepted in a row, before the event loop handles them
 RESERVED_FILES = 96  # descriptors for models, libraries, pipes and logs
 HEADER_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_MANY = (
@@ -74,7 +75,7 @@ class Connections:
         return True
 
     def sweep(self) -> None:
-        """Close what has kept the server waiting for too long; called about once a second."""
+        """Close connections that have kept the server waiting for too long; called about once a second."""
         for connection in list(self.open):
             connection.check_deadlines()
         self.metrics.connections.set(len(self.open))
@@ -124,7 +125,7 @@ class LimitedProtocol(H11Protocol):
             self.since = time.monotonic()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """The connection goes on as a WebSocket; it stays one of those that are open until it is lost."""
+        """The connection becomes a WebSocket; it counts as open until it is lost."""
         super().handle_websocket_upgrade(event)
         protocol: Any = self.transport.get_protocol()
         if protocol is self:
@@ -161,7 +162,7 @@ class LimitedProtocol(H11Protocol):
         return over or self.flow.write_paused
 
     def check_deadlines(self) -> None:
-        """Close the connection if its client has had long enough."""
+        """Close the connection if its deadline is over."""
         settings, now = self.manager.settings, time.monotonic()
         if self._is_stuck():
             left = self.transport.get_write_buffer_size()
@@ -188,7 +189,8 @@ class Listener(socket.socket):
     """A listening socket that accepts a few connections at a time.
 
     asyncio accepts all that wait before it looks at any of them, and out of descriptors it logs a stack trace per
-    connection. Here the limits have a say in between, and running out closes a waiting connection instead.
+    connection. Here the limits are applied in between, and running out of descriptors closes a waiting connection
+    instead.
     """
 
     manager: Connections | None = None

@@ -1,7 +1,7 @@
 """Threads that decode uploads, window by window, in fair turns.
 
 A turn ends after a fraction of a second of work, when enough is decoded ahead of the network, or when the client has
-left; so neither a large upload nor a costly one holds the others up, and an hour of audio takes the memory of a
+left; so neither a large upload nor a costly one delays the others, and an hour of audio takes the memory of a
 few windows.
 """
 
@@ -31,7 +31,7 @@ class Decoders:
 
     def __init__(self, batcher: Batcher, settings: Settings, metrics: Metrics) -> None:
         self.batcher, self.settings, self.metrics = batcher, settings, metrics
-        self.condition = batcher.condition  # one lock for all that is known of a job
+        self.condition = batcher.condition  # one lock for the state of all jobs
         self.idle: dict[Job, Cutter] = {}  # waiting for a turn
         self.clock = FairClock()
         self.stopping = False
@@ -197,7 +197,7 @@ class Cutter:
         return windows
 
     def rest(self) -> list[np.ndarray]:
-        """The last window, if it has more to it than what it shares with the one before."""
+        """The last window, if it is longer than its overlap with the one before."""
         if self.first or self.count > self.window - self.hop:
             return [self.waveform()]
         return []

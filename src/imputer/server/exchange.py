@@ -21,7 +21,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FORM_BYTES = 1 << 16  # for the other fields of a form, and its boundaries
-LINGER_SECONDS = 5.0  # how long to read on after refusing a body, so that the client sees the refusal
+LINGER_SECONDS = 5.0  # time to continue reading after refusing a body, so that the client sees the refusal
 WORK = ("transcriptions", "translations", "imputations")
 OPEN = ("page", "docs", "static", "health", "ready", "sample")  # need no key
 
@@ -43,7 +43,7 @@ logger = logging.getLogger("imputer.server")
 
 
 class Intake:
-    """What all exchanges share: the limits, and who keeps them."""
+    """What all exchanges share: the limits and their state."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.headers = headers = dict(scope["headers"])
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        self.withheld = b"expect" in headers  # the client waits for leave to send its body
+        self.withheld = b"expect" in headers  # the client waits for 100 Continue before it sends its body
         self.received = 0
         self.whole = not has_body
         self.status = 0
@@ -101,7 +101,7 @@ class Exchange:
     async def _fail(self, error: Exception, failure: Failure) -> None:
         logger.error("%s %s failed", self.method, self.record.endpoint, exc_info=error)
         if self.status:
-            raise error  # half an answer is out: closing the connection is all that is left
+            raise error  # part of the answer is sent: the connection can only be closed
         await self.refuse(failure)
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class Exchange:
             raise too_large(self.intake.settings)
 
     def leave(self) -> None:
-        """However the exchange ended, nothing of it stays in the queue."""
+        """Remove the exchange from the queue, however it ended."""
         intake, job = self.intake, self.record.job
         intake.held_bytes -= self.received
         if job is not None and not job.done.done():
@@ -196,7 +196,7 @@ class Exchange:
             headers += [(n.encode(), v.encode()) for n, v in extra.items() if n.encode() not in given]
             message = {**message, "headers": headers}
         elif not message.get("more_body", False) and not self.whole and not self.withheld:
-            # Closing on a client that is still sending makes its system throw the answer away.
+            # If the connection is closed while the client is still sending, its system discards the answer.
             await self._send({**message, "more_body": True})
             self.answered = True
             await self._discard()

@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's error envelope: a status, a sentence, and never a stack trace."""
+"""Errors in OpenAI's envelope: a status, a sentence, and never a stack trace."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ class Failure(Exception):
     status: int
     message: str
     code: str | None = None
-    param: str | None = None  # the field that is to blame
+    param: str | None = None  # the field that caused it
     headers: dict[str, str] = field(default_factory=dict)
 
     def envelope(self) -> dict[str, Any]:
@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 def retry_later(status: int, reason: str, code: str, seconds: float) -> Failure:
-    """A refusal that ends by itself; the client should try again after so many seconds."""
+    """A temporary refusal; the client should try again after ``seconds``."""
     wait = max(1, min(60, round(seconds)))
     message = f"{reason}: try again in {wait} s"
     return Failure(status, message, code=code, headers={"Retry-After": str(wait)})
@@ -35,7 +35,7 @@ def busy(seconds: float) -> Failure:
 
 
 def no_space() -> Failure:
-    """The disk is full, or something like it."""
+    """The upload cannot be written, for instance because the disk is full."""
     return retry_later(503, "the server cannot store the upload", "no_space", 30)
 
 
@@ -45,5 +45,5 @@ def shutting_down() -> Failure:
 
 
 def unexpected() -> Failure:
-    """A fault of the server; the log says more than the client is told."""
+    """An error of the server; details are in the log only."""
     return Failure(500, "something went wrong in the server", code="internal_error")

@@ -33,10 +33,10 @@ FIELDS = (
     "lm",
     *IGNORED,
 )
-# Fields that ask for speakers: without them the answer would be another one.
+# Fields that ask for speakers are refused: ignoring them would change the meaning of the answer.
 REFUSED = ("known_speaker_names", "known_speaker_references")
 
-# The models that come with the package are for one language; of others the server cannot tell.
+# The models that come with the package are for one language; the language of others is unknown.
 LANGUAGES = {"english": "en", "digits": "en"}
 ENGLISH = ("en", "eng", "english")
 
@@ -73,7 +73,7 @@ def read_request(
     for name, value in items:
         name = name.removesuffix("[]").partition("[")[0]  # chunking_strategy[type] is chunking_strategy
         if name in REFUSED:
-            raise _bad(name, f"{name} is not supported: no model here tells speakers apart")
+            raise _bad(name, f"{name} is not supported: the models do not distinguish speakers")
         if name not in FIELDS:
             raise unknown_field(name)
         fields.setdefault(name, []).append(value)
@@ -143,7 +143,9 @@ def unknown_field(name: str) -> Failure:
 
 def _response_format(value: str) -> str:
     if value == "diarized_json":
-        raise _bad("response_format", "diarized_json is not supported: no model here tells speakers apart")
+        raise _bad(
+            "response_format", "diarized_json is not supported: the models do not distinguish speakers"
+        )
     return _one_of("response_format", value, FORMATS)
 
 

@@ -1,4 +1,4 @@
-"""What stands before every route: an exchange around each request, and the same checks for live sessions."""
+"""Middleware around every route: an exchange for each request, and the same checks for live sessions."""
 
 from collections.abc import Callable
 

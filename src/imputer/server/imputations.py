@@ -75,7 +75,7 @@ def word(item: Word) -> dict[str, Any]:
 
 
 def _changes(recognizer: Recognizer, decoded: Decoded) -> Iterator[dict[str, Any]]:
-    """Of each pass: what it changed."""
+    """The changes of each pass."""
     before: list[int] = [recognizer.model.mask] * len(decoded.alignment)
     for row, confidence in zip(decoded.trace or [], decoded.trace_confidence or [], strict=True):
         yield changes(recognizer, before, row, confidence)

@@ -1,4 +1,4 @@
-"""From what a stream makes known to the items of OpenAI's conversations."""
+"""Events of a stream as items of OpenAI's conversations."""
 
 import math
 import secrets
@@ -25,7 +25,7 @@ class Item:
 
 
 class Items:
-    """The items of one session, told to its client as they grow."""
+    """The items of one session, sent to its client as they grow."""
 
     def __init__(self, wire: Wire, recognizers: Mapping[str, Recognizer], session: Session) -> None:
         self.wire, self.recognizers, self.session = wire, recognizers, session
@@ -39,7 +39,7 @@ class Items:
         self.item, self.committed = None, now
 
     async def tell(self, event: Event | Frames) -> None:
-        """What the stream made known, in OpenAI's words."""
+        """Send the events of the stream as OpenAI's events."""
         detects = self.session.detection is not None
         if isinstance(event, Frames):
             await self._tell_frames(event)

@@ -1,4 +1,4 @@
-"""A recording on its way through the server: its windows, and the batches they are in."""
+"""A recording in the server: its windows, and the batches they are in."""
 
 import asyncio
 import itertools
@@ -54,14 +54,14 @@ class Job:
         self.admitted = self.loop.create_future()
         self.done = self.loop.create_future()
         for future in (self.admitted, self.done):
-            future.add_done_callback(_retrieve)  # nobody may be left to ask for it
+            future.add_done_callback(_retrieve)  # the result may never be retrieved
 
     @property
     def complete(self) -> bool:
         return self.ended and len(self.results) == self.windows
 
     def cost(self, seconds: float) -> float:
-        """What so many seconds of its audio cost, in seconds times passes."""
+        """The cost of ``seconds`` of its audio, in seconds times passes."""
         return seconds * (ENCODER_PASSES + (self.options.block_size or 1))
 
     def tell(self, function: Callable[..., None], *arguments: Any) -> None:

@@ -14,7 +14,7 @@ from imputer.errors import UsageError
 from imputer.server.failures import Failure, retry_later
 from imputer.server.settings import Settings
 
-LOOK_SECONDS = 1.0  # between two looks whether the file has changed
+LOOK_SECONDS = 1.0  # between two checks whether the file has changed
 FORGET_SECONDS = 600.0  # without a request, a client's allowance is full again
 
 logger = logging.getLogger("imputer.server")
@@ -36,7 +36,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def warn_of_readers(path: Path) -> None:
-    """Say so if other users can read the keys."""
+    """Warn if other users can read the keys."""
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         print(
             f"imputer: other users may read or change the keys in {path}; run: chmod 600 {path}",
@@ -60,10 +60,10 @@ class Keys:
         return self.path is not None or bool(self.keys)
 
     def check(self, header: bytes) -> str:
-        """A name for the key in an Authorization header, which tells nothing of the key; or a Failure."""
+        """A name for the key in an Authorization header, which does not reveal the key; or a Failure."""
         self._look()
         scheme, _, given = header.partition(b" ")
-        # Every key is compared, each in constant time: the time taken tells nothing of any of them.
+        # Every key is compared, each in constant time: the time taken reveals none of them.
         fits = [hmac.compare_digest(given.strip(), key) for key in self.keys]
         if scheme.lower() != b"bearer" or not any(fits):
             missing = "a key is required: send it as 'Authorization: Bearer KEY'"
@@ -99,7 +99,7 @@ class _Allowance:
 
 
 class RateLimit:
-    """So many requests per minute and client, a minute's worth at once."""
+    """A limit of requests per minute and client; a minute's worth may come at once."""
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute

@@ -35,7 +35,7 @@ def serve(settings: Settings, *, host: str, port: int) -> None:
         logs.configure(as_json=settings.log_json, quiet=settings.quiet)
         address = listener.getsockname()[1]
         server = Server(app, settings, lambda: announce(host, address, app.state.service))
-        # uvicorn raises the signal that stopped it once more when all is done; it has been obeyed by then.
+        # uvicorn raises the signal that stopped it again at its end, when it has been handled.
         for name in STOP_SIGNALS:
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), lambda *_: None)
@@ -47,14 +47,14 @@ def serve(settings: Settings, *, host: str, port: int) -> None:
 class Server(uvicorn.Server):
     """uvicorn's server with readiness, deadlines for connections, and draining.
 
-    The first SIGTERM, SIGINT or SIGHUP stops new work; the socket stays open, so that /health and /ready can be
-    asked, until what is running is done. The second ends at once.
+    The first SIGTERM, SIGINT or SIGHUP stops new work; the socket stays open, so that /health and /ready answer,
+    until running requests are done. The second ends at once.
     """
 
     def __init__(self, app: Any, settings: Settings, announce: Callable[[], None] = lambda: None) -> None:
         self.app, self.settings, self.announce = app, settings, announce
         self.service = app.state.service
-        self.problem: BaseException | None = None  # with what the service did not start
+        self.problem: BaseException | None = None  # the error that kept the service from starting
         self.ready = False
         self.drain_until = 0.0
         super().__init__(
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
         self.drain()
 
     def drain(self) -> None:
-        """Take no new work, and end when there is none left."""
+        """Refuse new work, and end when none is left."""
         self.service.draining = True
         self.drain_until = self.drain_until or time.monotonic() + self.settings.drain_seconds
 
@@ -140,7 +140,7 @@ def listen(host: str, port: int) -> Listener:
 
 
 def announce(host: str, port: int, service: Any) -> None:
-    """Say where the server is, now that it answers, and what those should know who open it to others."""
+    """Print the address once the server answers, and a warning if it is open to the network without a key."""
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {', '.join(service.folders)} on http://{shown}:{port} (Ctrl+C stops)", flush=True)
     if host not in LOOPBACK and not (service.settings.api_keys or service.settings.api_key_file):

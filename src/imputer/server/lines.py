@@ -1,4 +1,4 @@
-"""Between a live stream and the batcher."""
+"""The windows of a live stream, decoded by the batcher."""
 
 import asyncio
 from dataclasses import replace
@@ -12,7 +12,7 @@ from imputer.streaming.live import OPTIONS
 
 
 class Line:
-    """The windows of one stream on their way through the batcher, one at a time."""
+    """Decodes the windows of one stream through the batcher, one at a time."""
 
     def __init__(self, batcher: Batcher, model: str, sample_rate: int) -> None:
         self.batcher, settings = batcher, batcher.settings

@@ -15,11 +15,11 @@ class LiveSession(Protocol):
     last_event: float  # from its client, by the monotonic clock
 
     def make_room(self) -> None:
-        """End soon, in favour of another."""
+        """End soon, to make room for another."""
 
 
 class LiveSessions:
-    """Sessions take no place of uploads: held open, they must not lock those out."""
+    """The open sessions. They do not count as uploads: sessions held open must not block uploads."""
 
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit, self.metrics = limit, metrics

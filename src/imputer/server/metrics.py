@@ -75,7 +75,7 @@ class Metrics:
         return Histogram(f"imputer_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def watch_memory(self, pids: Callable[[], list[int]]) -> None:
-        """Have the memory gauge read these processes whenever it is asked."""
+        """Make the memory gauge read these processes at every scrape."""
         self.memory.set_function(lambda: sum(resident_bytes(pid) for pid in (os.getpid(), *pids())))
 
     def text(self) -> str:
@@ -84,7 +84,7 @@ class Metrics:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds; 0 where the system does not say."""
+    """Resident memory of a process; 0 where the system does not provide it."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

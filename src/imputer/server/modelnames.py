@@ -33,6 +33,4 @@ class Models:
         if not name or name in ALIASES:
             return self.default
         known = ", ".join((*self.block_sizes, *self.aliases))
-        raise Failure(
-            404, f"there is no model {name[:80]!r}; there is {known}", code="model_not_found", param="model"
-        )
+        raise Failure(404, f"no model {name[:80]!r}; known: {known}", code="model_not_found", param="model")

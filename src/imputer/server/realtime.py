@@ -1,8 +1,8 @@
 """Live transcription: OpenAI's realtime transcription events over a WebSocket.
 
-A connection has a queue of what its client sent and a stream that works it off. Windows of the stream go through the
-same batcher as uploads, one at a time, and take fair turns with them. The queue is bounded in seconds of audio: a
-client that sends faster than it is served for long is told so and disconnected, after all that was settled was sent.
+A connection has a queue of client events and a stream that processes them. Windows of the stream go through the same
+batcher as uploads, one at a time, and take fair turns with them. The queue is bounded in seconds of audio: a client
+that sends faster than it is served gets an error and is disconnected, after all settled text was sent.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ logger = logging.getLogger("imputer.server")
 
 
 def add_realtime(app: FastAPI, service: Service) -> None:
-    """Put up the route."""
+    """Add the route."""
 
     @app.websocket("/v1/realtime")
     async def realtime(socket: WebSocket) -> None:
@@ -64,7 +64,7 @@ class Audio:
 
 
 class Conversation:
-    """One connection, from its acceptance to its end."""
+    """One connection."""
 
     def __init__(self, service: Service, socket: WebSocket) -> None:
         self.service, self.socket = service, socket
@@ -83,11 +83,11 @@ class Conversation:
         self.stream: Stream | None = None
 
     def make_room(self) -> None:
-        """End soon, in favour of another session."""
+        """End soon, to make room for another session."""
         self.crowded_out = True
 
     async def run(self) -> None:
-        """Talk until one side ends it."""
+        """Run until one side ends it."""
         offered = self.socket.scope.get("subprotocols", [])
         await self.socket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
         try:
@@ -114,7 +114,7 @@ class Conversation:
         try:
             await asyncio.wait({reader, worker}, return_when=asyncio.FIRST_COMPLETED)
             if not reader.done():
-                await worker  # raises: it ends by itself only when something is wrong
+                await worker  # raises: it ends by itself only after an error
             if (ending := reader.result()) is not None:
                 await self._end(ending, worker)
         finally:
@@ -122,7 +122,7 @@ class Conversation:
             worker.cancel()
 
     async def _end(self, ending: Ending, worker: asyncio.Future) -> None:
-        """Settle and send what was heard, then close; what still waits in the queue is dropped."""
+        """Settle and send the rest of the decoded text, then close; the queue is dropped."""
         self.queue.clear()
         self.queue.append({"type": END})
         self.arrived.set()
@@ -132,7 +132,7 @@ class Conversation:
     # What the client sends.
 
     async def _read(self) -> Ending | None:
-        """Queue what comes, until the client leaves (None) or there is a reason to end."""
+        """Queue messages until the client leaves (None) or there is a reason to end."""
         waiting = asyncio.ensure_future(self.socket.receive())
         try:
             while True:
@@ -168,7 +168,7 @@ class Conversation:
         return Ending(TRY_LATER, Failure(429, message, "queue_full"))
 
     async def _take(self, message: Any) -> None:
-        """Check a message and queue it; what is wrong with it is said at once."""
+        """Check a message and queue it; errors are sent at once."""
         event: dict[str, Any] = {}
         try:
             event = parse(message)
@@ -194,7 +194,7 @@ class Conversation:
             takes = ", ".join((APPEND, *HANDLERS))
             raise invalid("type", f"unknown event {str(kind)[:80]!r}; there are {takes}")
 
-    # What is done about it.
+    # Processing the queue.
 
     async def _work(self) -> None:
         while True:
@@ -238,7 +238,7 @@ class Conversation:
         return self.items.offset + (self.stream.seconds if self.stream else 0.0)
 
     async def _drive(self, work: Generator[Window, Decoded, list[Event]]) -> None:
-        """Run a piece of the stream's work, its windows in the network, and send what comes of it."""
+        """Run a generator of the stream, its windows in the network, and send the events."""
         assert self.line is not None
         result: Decoded | None = None
         while True:
@@ -263,7 +263,7 @@ class Conversation:
         change = self.session.updated_beta if beta else self.session.updated
         session = change(event.get("session"), self.service.models)
         if session != self.session:
-            await self._finish()  # what came so far came with the old settings
+            await self._finish()  # audio before this event used the old settings
             before = self.session.model
             self._use(session)
             if session.model != before:

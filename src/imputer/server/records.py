@@ -1,4 +1,4 @@
-"""What is noted of every request: its id, one log line, and the figures."""
+"""The record of every request: its id, one log line, and metrics."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ logger = logging.getLogger(REQUESTS)
 
 
 class Record:
-    """One request, from its header to the end of its answer; in the scope for those who find out its job."""
+    """One request, from header to answer; stored in the ASGI scope, so that routes can add its job."""
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         given = dict(scope["headers"]).get(b"x-request-id", b"")

@@ -21,10 +21,10 @@ class Host(Protocol):
     """What a runner needs of the batcher."""
 
     def urgent(self, running: Batch, elapsed: float) -> Batch | None:
-        """A batch to run before ``running`` goes on."""
+        """A batch to run before ``running`` continues."""
 
     def deliver(self, batch: Batch, results: Results, seconds: float) -> None:
-        """What became of a batch."""
+        """The results of a batch."""
 
 
 class Runner(Protocol):
@@ -44,7 +44,7 @@ class Runner(Protocol):
 
 
 class WorkerDied(Exception):
-    """The process that ran these batches is gone."""
+    """The process that ran these batches died."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         super().__init__("a worker died")
@@ -100,7 +100,7 @@ def run_windows(
     watches: Sequence[Watch | None],
     between_passes: Callable[[], bool],
 ) -> Results:
-    """One result per window, none if ``between_passes`` said to stop; one that spoils the batch fails alone."""
+    """One result per window, none if ``between_passes`` stopped it; a window that breaks a batch fails alone."""
     try:
         return list(
             recognizer.decode(
@@ -142,7 +142,7 @@ def _on_pass(watches: Sequence[Watch | None], mask: int) -> OnPass | None:
 
 
 def warm_up(recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
-    """Run every model once, so that the first client waits no longer than others."""
+    """Run every model once, so that the first request is not slower than others."""
     options = Options(2, lm=settings.lm, hotwords=settings.hotwords)
     for recognizer in recognizers.values():
         silence = np.zeros(recognizer.sample_rate, np.float32)

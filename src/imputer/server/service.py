@@ -67,13 +67,13 @@ class Service:
         return list(found)
 
     def start(self) -> None:
-        """Load and warm up what is not, and open for work."""
+        """Load and warm up the models, and accept work."""
         self.batcher.start()
         self.decoders.start()
         self.started = True
 
     def refuse_the_rest(self) -> None:
-        """Answer 503 to all that is still waiting or running."""
+        """Answer 503 to all waiting and running requests."""
         for job in list(self.batcher.jobs):
             self.batcher.fail(job, shutting_down())
 
@@ -99,7 +99,7 @@ class Service:
     async def submit(
         self, request: Request, task: str = "transcribe", *, trace: bool = False
     ) -> tuple[TranscriptionRequest, str, Job]:
-        """Receive a form and take a place in the queue: what it asks for, the name of its file, the job."""
+        """Receive a form and take a place in the queue; returns the request, the name of its file, and the job."""
         form = await uploads.form(request)
         try:
             items = form.multi_items()
@@ -117,7 +117,7 @@ class Service:
         return parsed, uploads.plain_name(file.filename), job
 
     def _read(self, texts: list[tuple[str, str]], task: str, trace: bool) -> TranscriptionRequest:
-        """The fields of a form; refuses keywords that the model cannot write, and drops a prompt like that."""
+        """The fields of a form; refuses keywords that the model cannot write, and drops such a prompt."""
         settings = self.settings
         parsed = forms.read_request(
             texts, self.models, task, trace=trace, lm=settings.lm, hotwords=settings.hotwords
@@ -152,7 +152,7 @@ class Service:
         return job
 
     def begin(self, job: Job) -> None:
-        """Start to decode a job; whoever wants to see its passes or windows has said so by now."""
+        """Start to decode a job; its callbacks for passes and windows must be set before."""
         self.decoders.add(job, self.recognizers[job.model])
 
     async def transcript(self, job: Job, windows: list[Decoded]) -> Transcript:
@@ -217,9 +217,7 @@ def aliases(given: tuple[tuple[str, str], ...], known: list[str]) -> dict[str, s
     """More names for models, checked."""
     for name, model in given:
         if model not in known:
-            raise UsageError(
-                f"--alias {name}={model}: there is no model {model}; there is {', '.join(known)}"
-            )
+            raise UsageError(f"--alias {name}={model}: no model {model}; known: {', '.join(known)}")
         if name in known:
             raise UsageError(f"--alias {name}={model}: {name} is the name of a model")
     return dict(given)

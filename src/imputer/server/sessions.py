@@ -41,7 +41,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a client asked for. The server commits what it hears if there is a ``detection``, else the client does."""
+    """What a client asked for. With a ``detection`` the server ends items, else the client does."""
 
     model: str
     rate: int = RATE

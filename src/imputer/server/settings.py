@@ -1,4 +1,4 @@
-"""Everything a server is told when it starts: plain values that can be sent to worker processes."""
+"""The settings of a server: plain values that can be sent to worker processes."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ class Settings:
     workers: int = 1  # processes that run the network; 1 runs it in a thread of the server
     threads: int = 1  # of the network, per worker
 
-    # Who may ask.
-    api_keys: tuple[str, ...] = ()  # none, and no file: everybody who can connect
+    # Access.
+    api_keys: tuple[str, ...] = ()  # none, and no file: every client
     api_key_file: str = ""  # read again when it changes
     allow_hosts: tuple[str, ...] = ()  # names in the Host header besides addresses and localhost
     allow_origins: tuple[str, ...] = ()  # origins of browser applications on other sites

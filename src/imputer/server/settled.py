@@ -17,7 +17,7 @@ class SettledText:
     def __init__(self, recognizer: Recognizer) -> None:
         self.recognizer = recognizer
         self.hop = recognizer.window_frames()[1]
-        self.early: dict[int, tuple[list[int], list[float]]] = {}  # windows whose predecessors are not there
+        self.early: dict[int, tuple[list[int], list[float]]] = {}  # windows whose predecessors are missing
         self.next = 0
         self.last: tuple[list[int], list[float]] | None = None  # the window before ``next``
         self.start = 0  # frame of ``last`` from which on it counts
@@ -33,7 +33,7 @@ class SettledText:
         return self._report(last=False)
 
     def rest(self) -> tuple[str, list[Token]]:
-        """What is left when the last window is there."""
+        """The rest of the text, after the last window."""
         if self.last is not None:
             self._settle(len(self.last[0]))
         return self._report(last=True)
@@ -56,7 +56,7 @@ class SettledText:
         self.start = max(self.start, min(frame, len(self.last[0])))
 
     def _report(self, last: bool) -> tuple[str, list[Token]]:
-        """The words in the open frames, but for the last unless there are no more frames."""
+        """The words in the open frames, without the last one unless there are no more frames."""
         alignment, confidence = self.open
         seconds = len(alignment) * self.recognizer.frame_seconds
         found = self.recognizer.transcript(Decoded(alignment, confidence, 0), seconds)

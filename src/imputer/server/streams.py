@@ -20,7 +20,7 @@ COMMENT = b": waiting\n\n"
 
 
 def watched(job: Job, *, passes: bool) -> asyncio.Queue:
-    """A queue of what happens to a job, to be put up before it begins; None is its end."""
+    """A queue of the events of a job, to be created before the job begins; None is its end."""
     queue: asyncio.Queue = asyncio.Queue()
     if passes:
         job.watch = lambda *seen: queue.put_nowait(("pass", *seen))
@@ -122,7 +122,7 @@ async def imputation(
 
 
 async def _happened(queue: asyncio.Queue) -> AsyncIterator[tuple]:
-    """What is put into a queue, up to None; a comment whenever nothing came for a while."""
+    """The events of a queue, up to None; a comment whenever there was none for a while."""
     while True:
         try:
             async with asyncio.timeout(SILENCE_SECONDS):

@@ -10,10 +10,10 @@ BATCH_COST_SECONDS = 0.7  # of audio: what starting a batch costs, and so what p
 class FairClock:
     """Virtual time of fair queueing: how much work each waiting recording should have received by now.
 
-    A recording that arrives starts at the present; each piece of work moves its tag ahead by what the work cost,
-    and the clock by that cost divided by the number of recordings that share. What would end first goes first (tag
-    plus cost, as in weighted fair queueing): a short recording passes a long one, and many short ones do not stop
-    it for ever, since it keeps its tag while the clock moves on.
+    A recording that arrives starts at the present; each piece of work moves its tag ahead by what the work cost, and
+    the clock by that cost divided by the number of recordings that share. The window that would end first goes first
+    (tag plus cost, as in weighted fair queueing): a short recording passes a long one, and many short ones do not
+    stop it for ever, since it keeps its tag while the clock moves on.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ def choose(
     """
     first = min(next_windows(waiting), key=lambda window: window.turn(seconds_per_cost))
     if first.attempts:
-        return [first]  # it may have ended a worker: alone, it harms nobody else
+        return [first]  # it may have killed a worker, so it runs alone
     others = [
         window
         for window in waiting

@@ -14,7 +14,7 @@ from imputer.audio import AudioError, Limits, Reader
 from imputer.server.failures import Failure
 
 FORM_FIELDS, FORM_FIELD_BYTES = 128, 1 << 14
-RATE, CHANNELS = 192_000, 8  # the most that is read
+RATE, CHANNELS = 192_000, 8  # the limits
 SAMPLES_PER_SECOND = (
     2 * 48_000
 )  # of all channels, per second of the longest recording: what decoding may cost
@@ -70,7 +70,7 @@ def blocks(
     max_seconds: float,
     check: Callable[[], None] | None = None,
 ) -> Iterator[np.ndarray]:
-    """(samples,) float32, mono, at ``sample_rate``, part by part; a Failure says what is wrong with anything else.
+    """(samples,) float32, mono, at ``sample_rate``, part by part; other content is a Failure.
 
     ``check`` is called before every block and stops the decoding by raising.
     """
@@ -86,7 +86,7 @@ def blocks(
 
 
 def _check_start(file: BinaryIO, name: str) -> None:
-    """Refuse what is empty, and shorten, which does not say beforehand to how much it unpacks."""
+    """Refuse empty uploads, and shorten, whose unpacked size is not known beforehand."""
     file.seek(0)
     header = file.read(1024)
     file.seek(0)

@@ -17,7 +17,7 @@ REASON_CHARACTERS = 120  # of a close frame, which has room for 123 bytes
 
 
 class Wire:
-    """Sends events; a client that does not take one in time is given up."""
+    """Sends events; a client that does not read one in time is disconnected."""
 
     def __init__(self, socket: WebSocket, write_seconds: float) -> None:
         self.socket, self.write_seconds = socket, write_seconds
@@ -31,19 +31,19 @@ class Wire:
             raise WebSocketDisconnect(1006) from error
 
     async def send_error(self, failure: Failure, event: dict[str, Any] | None = None) -> None:
-        """Say what is wrong with an event of the client, or with the session."""
+        """Send an error about an event of the client, or about the session."""
         given = (event or {}).get("event_id")
         blamed = given[:200] if isinstance(given, str) else None
         await self.send("error", error=failure.envelope()["error"] | {"event_id": blamed})
 
     async def close(self, code: int, failure: Failure) -> None:
-        """Say why, and close."""
+        """Send the reason, and close."""
         try:
             await self.send_error(failure)
             async with asyncio.timeout(self.write_seconds):
                 await self.socket.close(code, failure.message[:REASON_CHARACTERS])
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
-            pass  # the client was faster
+            pass  # the client closed it first
 
 
 def parse(message: Any) -> dict[str, Any]:
@@ -74,5 +74,5 @@ def pcm16(audio: Any) -> np.ndarray:
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> Failure:
-    """What is wrong with an event; the session goes on."""
+    """An error in an event; the session continues."""
     return Failure(400, message, code=code, param=param)

@@ -1,7 +1,7 @@
 """The network in processes of its own, each with one pipe to the server.
 
 A worker ends when the pipe or the server does. Between passes it looks for a more urgent batch and for
-cancellations, so a long batch holds nobody up.
+cancellations, so a long batch does not delay others.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class ProcessRunner:
         self.process: Any = None
         self.pipe: Connection | None = None
         self.received: queue.SimpleQueue = queue.SimpleQueue()  # messages; None: the worker is gone
-        self.sent = 0.0  # when the batch that runs now was
+        self.sent = 0.0  # start of the running batch
 
     @property
     def pid(self) -> int:

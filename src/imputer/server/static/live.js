@@ -1,4 +1,4 @@
-// Live: the microphone to the server, words back while somebody speaks. OpenAI's realtime transcription events.
+// Live: the microphone to the server, words back while they are spoken. OpenAI's realtime transcription events.
 
 import * as api from "./api.js";
 import { clock } from "./clock.js";
@@ -35,7 +35,7 @@ export class Live {
         onState: (state) => state !== "closed" && this.show(state),
         onOpen: (rate) => {
           session.begin(rate);
-          this.onOpen(session.heard);
+          this.onOpen(session.imputation);
         },
         onSamples: (samples) => this.take(session, samples),
       });
@@ -50,8 +50,8 @@ export class Live {
       if (this.session === session) {
         this.session = null;
         this.show("closed");
-        if (session.heard) {
-          session.heard.finish();
+        if (session.imputation) {
+          session.imputation.finish();
           this.onEnd(session.recording());
         }
       }
@@ -62,7 +62,7 @@ export class Live {
     try {
       session.send(samples);
       this.level.show(peak(samples));
-      $("live-text").textContent = `Stop · ${clock(session.heard.seconds)}`;
+      $("live-text").textContent = `Stop · ${clock(session.imputation.seconds)}`;
     } catch (problem) {
       this.onProblem(problem);
       this.microphone.stop();
@@ -96,7 +96,7 @@ class Session {
   constructor(model, onChange) {
     Object.assign(this, { model, onChange });
     this.problem = null;
-    this.heard = null;
+    this.imputation = null;
     this.pieces = [];
     this.socket = api.realtime();
     this.created = new Promise((resolve) => (this.onCreated = resolve));
@@ -113,7 +113,7 @@ class Session {
   // The microphone is open, at this rate.
   begin(rate) {
     this.rate = rate;
-    this.heard = new Heard(this.model);
+    this.imputation = new LiveImputation(this.model);
     this.tell("session.update", {
       session: {
         type: "transcription",
@@ -127,8 +127,8 @@ class Session {
     if (this.problem) throw this.problem;
     if (this.socket.bufferedAmount > 2.7 * BEHIND_SECONDS * this.rate) throw new api.Lost("The connection is too slow for live audio.");
     const piece = pcm(samples);
-    this.heard.addSound(samples, this.rate);
-    if (this.heard.seconds < KEPT_SECONDS) this.pieces.push(piece);
+    this.imputation.addSound(samples, this.rate);
+    if (this.imputation.seconds < KEPT_SECONDS) this.pieces.push(piece);
     else this.pieces = null;
     this.tell("input_audio_buffer.append", { audio: base64(new Uint8Array(piece.buffer)) });
   }
@@ -168,7 +168,7 @@ class Session {
     if (event.type === "session.created") this.onCreated();
     else if (event.type === "session.updated") this.updates();
     else if (event.type === "error" && event.error.event_id !== "last") this.fail(new Error(event.error.message));
-    else if (this.heard?.add(event)) this.onChange();
+    else if (this.imputation?.add(event)) this.onChange();
   }
 
   // The first answers begin(), the one after finish() is the last.
@@ -178,8 +178,8 @@ class Session {
   }
 }
 
-// What was heard so far: an imputation that grows at its right edge.
-class Heard {
+// The imputation of a live session: it grows at its right edge.
+class LiveImputation {
   constructor({ id, frame_seconds: frameSeconds }) {
     Object.assign(this, { model: id, frame_seconds: frameSeconds, blank: "_", strategy: "live", live: true });
     this.done = false;

@@ -89,7 +89,7 @@ export function peak(samples) {
 
 async function microphone() {
   if (!navigator.mediaDevices?.getUserMedia || !window.AudioWorkletNode) {
-    throw new Error("Recording needs https or localhost: browsers give other pages no microphone.");
+    throw new Error("Recording needs https or localhost: browsers do not allow other pages to use the microphone.");
   }
   try {
     return await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1, echoCancellation: false, noiseSuppression: false } });

@@ -3,7 +3,7 @@
 import { clock } from "./clock.js";
 
 const LONGEST = 300; // seconds
-const USUAL_RATE = 48_000; // samples a second, to state the limit before the microphone is open
+const USUAL_RATE = 48_000; // samples per second, to state the limit before the microphone is open
 
 const $ = (id) => document.getElementById(id);
 
