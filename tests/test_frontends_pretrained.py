@@ -275,7 +275,7 @@ def test_huggingface_key_changes_with_the_weights(checkpoint, tmp_path):
     "source, says",
     [
         ("", "front_end.source"),
-        ("/no/such/folder", "no folder /no/such/folder"),
+        ("/no/such/folder", "no such folder: /no/such/folder"),
         ("nobody/has-this-model", "nobody/has-this-model"),
     ],
 )
@@ -287,7 +287,7 @@ def test_huggingface_says_what_is_wrong_with_a_source(monkeypatch, source, says)
 
 @needs_transformers
 def test_huggingface_refuses_folders_without_a_speech_encoder(tmp_path):
-    with pytest.raises(UsageError, match="no model of transformers"):
+    with pytest.raises(UsageError, match="not a model of transformers"):
         front_end_of(tmp_path)
     from transformers import BertConfig
 

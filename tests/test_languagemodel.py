@@ -270,7 +270,7 @@ def test_arpa_written_by_hand(arpa_vocabulary, tmp_path):
         (("-99 <s> -0.3", "-99 <s>"), "back-off of '<s>' is missing"),
         (("-0.5 ▁the", "-0.5 ▁ape"), "line 8: '▁ape' is not a piece of this model"),
         (("-0.5 ▁the -0.2", "-0.5 t -0.2"), "back-off of '▁the' is missing"),
-        (("ngram 2=2", "ngram 2=3"), "line 15: 3 2-grams were announced, 2 are there"),
+        (("ngram 2=2", "ngram 2=3"), "line 15: 3 2-grams were announced, the file has 2"),
         (("-0.2 ▁the ▁cat", "zero ▁the ▁cat"), "line 13: a log probability is a number"),
         (("-0.2 ▁the ▁cat", "-0.2 ▁cat"), "line 13: expected a log probability, 2 words"),
         (("-0.2 ▁the ▁cat", "-0.1 <s> ▁the"), "a 2-gram is listed twice"),

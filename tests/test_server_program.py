@@ -266,7 +266,7 @@ def test_streams_of_workers(folder, log):
         (["--alias", "mine"], "--alias takes NAME=MODEL, got 'mine'"),
         (["--alias", "mine=other"], "no model other"),
         (["--trusted-proxy", "proxy"], "--trusted-proxy takes an address or a network, got 'proxy'"),
-        (["--device", "warp"], "device 'warp' cannot be used here"),
+        (["--device", "warp"], "device 'warp' cannot be used"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, folder, arguments, message):

@@ -220,7 +220,7 @@ def test_commitments_save_passes(recognizer):
 
 def test_bad_chunks_are_named(recognizer):
     stream = Stream(recognizer)
-    with pytest.raises(ImputerError, match="sample 3 of the chunk is not a finite number"):
+    with pytest.raises(ImputerError, match="sample 3 of the chunk is not finite"):
         stream.feed(np.array([0, 0, 0, np.nan], np.float32))
     with pytest.raises(UsageError, match=r"takes \(samples,\), got shape \(2, 2\)"):
         stream.feed(np.zeros((2, 2), np.float32))

@@ -143,7 +143,7 @@ def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
     assert last_validation(tmp_path / "imputer")["wer_8"] == 0.0
     soundfile.write(tmp_path / "some.wav", np.zeros(16_000), 16_000)
     refused = imputer("transcribe", str(tmp_path / "some.wav"), "--model", str(made), check=False)
-    assert refused.returncode and "takes spelled words, not sound" in refused.stderr
+    assert refused.returncode and "takes spelled words, not audio" in refused.stderr
 
 
 def given_vectors(folder: Path, spoilt: int = -1) -> str:

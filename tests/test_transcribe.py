@@ -134,7 +134,7 @@ def test_a_recording_is_not_written_over(run, model, folder):
 def test_the_text_of_a_recording_is_not_written_over(run, model, folder):
     (folder / "a.txt").write_text("what is said")
     code, _, err = run(folder, "-o", folder, "--model", model)
-    assert code == 2 and f"{folder / 'a.txt'} is there already, beside {folder / 'a.wav'}" in err
+    assert code == 2 and f"{folder / 'a.txt'} exists already, beside {folder / 'a.wav'}" in err
     assert run(folder / "a.wav", "-o", folder, "--model", model)[0] == 2
     assert (folder / "a.txt").read_text() == "what is said"
     assert run(folder, "-o", folder, "--model", model, "--format", "srt")[0] == 0
@@ -235,8 +235,8 @@ def test_the_callers_mistakes(run, model, folder, tmp_path):
         (wav, "--model", model, "--overlap", 30): "overlap",
         (wav, "--model", model, "--window", "nan"): "got nan",
         (wav, "--model", model, "--window", "inf"): "got inf",
-        (wav, "--model", model, "--device", "nowhere"): "device 'nowhere' cannot be used here",
-        (wav, "--model", model, "--runtime", "onnx", "--device", "cuda"): "runs on the cpu",
+        (wav, "--model", model, "--device", "nowhere"): "device 'nowhere' cannot be used",
+        (wav, "--model", model, "--runtime", "onnx", "--device", "cuda"): "runs on the CPU",
         (wav, "--model", model, "--show", "--format", "json"): "add --output",
         (wav, "--model", model, "--runtime", "onnx"): "imputer export",
         (folder, "--model", model, "--format", "srt"): "--output FOLDER",

@@ -115,5 +115,5 @@ def test_a_foreign_model_with_other_ids_is_refused() -> None:
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=60, minloglevel=2
     )
-    with pytest.raises(ImputerError, match="keeps other ids"):
+    with pytest.raises(ImputerError, match="reserves ids other than 0"):
         Vocabulary(model.getvalue())

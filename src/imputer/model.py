@@ -14,7 +14,7 @@ from imputer.frontends.attention import attention, hidden_padding, rotary_angles
 class Imputer(nn.Module):
     """p(a | a~, x), eqn:factorization: one distribution over V+ for every frame, given a partial alignment.
 
-    The acoustic part (``encode``) does not read a~, so decoding runs it once and ``impute`` once a pass.
+    The acoustic part (``encode``) does not read a~, so decoding runs it once and ``impute`` once per pass.
     """
 
     blank = 0
@@ -115,5 +115,5 @@ def _initialise(module: nn.Module) -> None:
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers are learnt."""
+    """The number of parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,6 +1,6 @@
 """The recogniser: audio in, transcript with times out.
 
-Recordings up to the window of the model are decoded whole, in batches of like length. Longer ones are cut into
+Recordings up to the window of the model are decoded whole, in batches of similar length. Longer ones are cut into
 windows that meet in a pause, or overlap where there is none, and joined where the two alignments agree. A
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
@@ -61,9 +61,9 @@ class Recognizer:
             folder = models.torch_folder(path_or_name)
             return cls(*models.load(folder), device=device, folder=folder)
         if runtime not in ("onnx", "onnx-int8"):
-            raise UsageError(f"runtime {runtime!r} is none of torch, onnx, onnx-int8")
+            raise UsageError(f"unknown runtime {runtime!r}; there are torch, onnx and onnx-int8")
         if device != "cpu":
-            raise UsageError(f"runtime {runtime} runs on the cpu, not on device {device!r}")
+            raise UsageError(f"runtime {runtime} runs on the CPU, not on device {device!r}")
         from imputer.runtimes import onnx
 
         folder = models.model_folder(path_or_name)
@@ -81,7 +81,7 @@ class Recognizer:
 
     @property
     def window_seconds(self) -> float:
-        """The longest piece to decode at once: what the model says it was trained on, if it says so."""
+        """The longest piece to decode at once: from the model's configuration, if it is set there."""
         return self.model.settings.window_seconds
 
     @overload
@@ -131,11 +131,11 @@ class Recognizer:
         """Transcribe a recording, or a sequence of them; the first that fails raises.
 
         ``audio`` is a path, a binary file object, an utterance of a manifest, or samples at ``sample_rate`` (the
-        model's own if not given): (samples,), or (samples, channels) to be averaged. ``block_size`` is the
-        number of passes, the model's own if not given. ``lm`` is a language model, its path, "default" for the one
-        that the model has, if it has one, or None; ``hotwords`` are words and phrases that are expected; ``n_best``
-        asks for so many ``Transcript.alternatives``. ``trace`` keeps the partial alignment of every pass.
-        ``window`` and ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
+        model's own if not given): (samples,), or (samples, channels) to be averaged. ``block_size`` is the number of
+        passes, the model's own if not given. ``lm`` is a language model, its path, "default" for the one that the
+        model has, if it has one, or None; ``hotwords`` are words and phrases that are expected; ``n_best`` is the
+        number of ``Transcript.alternatives``. ``trace`` keeps the partial alignment of every pass. ``window`` and
+        ``overlap`` are seconds, for recordings longer than a window; the model's own if not given.
         """
         several = isinstance(audio, Sequence) and not isinstance(audio, str | bytes)
         sources = cast("list[Audio]", list(audio) if several else [audio])  # type: ignore[arg-type]
@@ -163,11 +163,11 @@ class Recognizer:
         overlap: float | None = None,
         advance: Callable[[float], None] | None = None,
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
-        """Yield (place, transcript), or (place, what is wrong with it), for every recording when it is done.
+        """Yield (place, transcript), or (place, error), for every recording when it is done.
 
-        Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is not that of the sources,
-        but not far from it either, and the sources may be without end. ``advance(seconds)`` is called after every
-        batch with the seconds of audio in it, what windows share counted once.
+        Recordings are taken ``AHEAD`` at a time and sorted by length, so the order is close to that of the sources
+        but not the same, and the sources may be endless. ``advance(seconds)`` is called after every batch with the
+        seconds of audio in it, overlaps counted once.
         """
         frames, hop = self.window_frames(window, overlap)
         check_rate(sample_rate)
@@ -233,7 +233,7 @@ class Recognizer:
     def _decode_cuts(
         self, cuts: Sequence["_Cut"], options: Options
     ) -> Iterator[tuple[int, Transcript | ImputerError]]:
-        """Decode a batch of windows; yield the recordings that are complete with it, or broken."""
+        """Decode a batch of windows; yield the recordings that are complete with it, or failed."""
         taken, samples = [], []
         for cut in cuts:
             if cut.job.broken:
@@ -266,7 +266,7 @@ class Recognizer:
         on_pass: decoding.OnPass | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> list[Decoded | ImputerError]:
-        """Decode waveforms (samples,) as one batch, each whole: per waveform a result, or what is wrong with it.
+        """Decode waveforms (samples,) as one batch, each whole: a result or an error per waveform.
 
         The acoustic part runs once. ``starts`` are the tokens of the first frames of each waveform, where they are
         given. ``on_pass`` and ``cancelled`` are those of ``decoding.decode``; a waveform that failed before the first
@@ -309,7 +309,7 @@ class Recognizer:
         return [results[place] for place in range(len(waveforms))]
 
     def search(self, options: Options) -> decoding.Search | None:
-        """What decides the frames that imputation is not sure of, or None if the options ask for nothing like it."""
+        """The search over frames that imputation is not sure of; None if the options need none."""
         if not options.searches:
             return None
         found = self._searches.get(options)
@@ -339,7 +339,7 @@ class Recognizer:
         return models.language_model_settings(self.folder)
 
     def knows_of_text(self, options: Options) -> str:
-        """A short name for tables of what these options know of the text: "lm", "hotwords", both or neither."""
+        """A short name for tables: which knowledge of text these options use, "lm", "hotwords", both or neither."""
         known = ("lm", self.language_model(options.lm)), ("hotwords", options.hotwords or None)
         return " + ".join(name for name, value in known if value is not None)
 
@@ -377,8 +377,8 @@ class Recognizer:
     def encode(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Recordings as the front end extracts them, (frame, feature) each, as one batch of acoustic frames.
 
-        On a processor only short recordings of similar length are encoded together: one of a few seconds keeps a
-        core busy by itself, and padding costs as much as sound.
+        On a processor only short recordings of similar length are encoded together: a recording of a few seconds
+        keeps a core busy, and padding costs as much as sound.
         """
         limit = self.model.front_end.feature_frames(ENCODE_SECONDS) if self.device.type == "cpu" else None
         acoustic: list[Tensor] = [torch.empty(0)] * len(features)
@@ -393,7 +393,7 @@ class Recognizer:
         return torch.nn.utils.rnn.pad_sequence(acoustic, batch_first=True), frame_lengths.to(self.device)
 
     def transcript(self, decoded: Decoded, seconds: float) -> Transcript:
-        """What an alignment of a recording of so many seconds spells, with the times and confidences of its words."""
+        """The transcript of an alignment, with the times and confidences of its words."""
         return transcripts.from_alignment(
             decoded.alignment,
             decoded.confidence,
@@ -447,14 +447,14 @@ def _device(name: str) -> torch.device:
     try:
         torch.zeros(1, device=name).cpu()
         return torch.device(name)
-    except (RuntimeError, AssertionError, ImportError) as error:  # what torch raises hangs on the device
+    except (RuntimeError, AssertionError, ImportError) as error:  # what torch raises depends on the device
         reason = str(error).splitlines()[0]
-        raise UsageError(f"device {name!r} cannot be used here ({reason}); cpu always can") from error
+        raise UsageError(f"device {name!r} cannot be used ({reason}); use cpu") from error
 
 
 @dataclass
 class _Job:
-    """A recording on its way through: the windows that are done, and None for those that are not."""
+    """A recording that is being decoded: its finished windows, and None for the others."""
 
     place: int
     recording: Recording
@@ -488,7 +488,7 @@ def _similar(lengths: Sequence[int], limit: int | None) -> Iterator[list[int]]:
 
 
 def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
-    """Windows of like length together, the longest first, so that a batch too large shows at once."""
+    """Windows of similar length together, the longest first, so that a batch that is too large fails at once."""
     batch: list[_Cut] = []
     for cut in sorted(cuts, key=lambda cut: -cut.seconds):
         if batch and (len(batch) == BATCH_ITEMS or (len(batch) + 1) * batch[0].seconds > BATCH_SECONDS):

@@ -69,7 +69,7 @@ def no_noise(alignment: list[int], generator: torch.Generator, *, merge_repeats:
 def utterance_noise(
     alignment: list[int], generator: torch.Generator, *, merge_repeats: bool = False
 ) -> list[int]:
-    """Shift the whole alignment by -1, 0 or 1 frames; not at all if that would push a token over the edge."""
+    """Shift the whole alignment by -1, 0 or 1 frames; not at all if that would push a token beyond either end."""
     shift = int(torch.randint(-1, 2, (), generator=generator))
     shifted = {-1: [*alignment[1:], BLANK], 0: alignment, 1: [BLANK, *alignment[:-1]]}[shift]
     keeps_tokens = len(segments(shifted, merge_repeats=merge_repeats)) == len(

@@ -174,7 +174,7 @@ def txt(transcript: Transcript, name: str) -> str:
 
 
 def json(transcript: Transcript, name: str) -> str:
-    """Everything that is known, one object on a line."""
+    """All fields, one JSON object per line."""
     return json_module.dumps({"name": name, **transcript.to_dict()}, ensure_ascii=False) + "\n"
 
 
@@ -315,7 +315,7 @@ def _earlier(time: float, delay: float) -> float:
 
 
 def _within(end: float, start: float, seconds: float) -> float:
-    """``end``, but not after the sound is over, unless the token itself begins there."""
+    """``end``, at most the end of the recording, unless the token itself begins there."""
     return min(end, seconds) if seconds > start else end
 
 

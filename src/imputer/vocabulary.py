@@ -1,9 +1,9 @@
 """Text to token ids and back: V, V+ (blank) and V++ (mask).
 
-blank = 0, tokens = 1..|V|, mask = |V|+1. SentencePiece is trained so that its piece ids are these token ids: its
-id 0, which it keeps for the unknown, stands where the blank is and is never given out.
+blank = 0, tokens = 1..|V|, mask = |V|+1. SentencePiece is trained so that its piece ids are these token ids: its id
+0, which it reserves for the unknown, is our blank and never occurs in encoded text.
 
-Text goes in as it is: making it one case, or free of marks, is the corpus's business (``imputer.corpora``).
+Text is not normalised here: case and marks are left to the corpus (``imputer.corpora``).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Vocabulary:
             raise ImputerError("not a SentencePiece model") from error
         if self._model.unk_id() != 0 or self._model.bos_id() >= 0 or self._model.eos_id() >= 0:
             raise ImputerError(
-                "this SentencePiece model keeps other ids than 0 for itself; train one with Vocabulary.train"
+                "this SentencePiece model reserves ids other than 0; train one with Vocabulary.train"
             )
         self.size: int = self._model.GetPieceSize() - 1
         self._pieces: list[str] = [self._model.IdToPiece(i) for i in range(self.size + 1)]
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that tell one vocabulary from another."""
+        """Twelve hexadecimal digits that identify the vocabulary."""
         return hashlib.sha256(self._content).hexdigest()[:12]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What every self-attention here needs: rotary positions, and padding taken out."""
+"""Self-attention: rotary positions, and padding masked out."""
 
 import math
 

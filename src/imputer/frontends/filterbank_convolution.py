@@ -15,7 +15,7 @@ MEL_BINS, DELTA_ORDERS = 80, 3  # static, delta and delta-delta are the three in
 
 
 class FilterbankConvolution(nn.Module):
-    """Two convolutions of 11 frames x 3 bins, stride 2 x 1 each: 100 filter banks a second become 25 frames."""
+    """Two convolutions of 11 frames x 3 bins, stride 2 x 1 each: 100 filter banks per second become 25 frames."""
 
     augments_sound = True
     needs_statistics = True
@@ -56,7 +56,7 @@ class FilterbankConvolution(nn.Module):
         x = self.first(x)
         x = x.mul_(real_frames(x.shape[2], lengths)[:, None, :, None]).relu_()
         x = torch.relu_(self.second(x))
-        # What lies beyond is no frame: attention does not see it, nobody reads it.
+        # Beyond the length there are no frames: attention masks them out.
         lengths = (lengths + 1) // 2
         x = x.permute(0, 2, 3, 1).flatten(2)  # (batch, frame, bin * channel)
         return self.project(x), lengths

@@ -1,4 +1,4 @@
-"""Vectors that something else computed: the states of a pretrained encoder, or whatever a file holds.
+"""Precomputed vectors: the states of a pretrained encoder, or vectors from files.
 
 # DEPARTURE pretrained-front-end: the paper's network starts from filter banks; see PAPER.md.
 """
@@ -19,7 +19,7 @@ from imputer.frontends.normalisation import Normalisation
 
 
 class Given:
-    """No encoder at all: vectors of a known width and rate come ready-made."""
+    """In place of an encoder: precomputed vectors of a known width and rate."""
 
     sample_rate = 16_000
 
@@ -33,7 +33,7 @@ class Given:
         self.key = f"given-{self.feature_size}-{self.frame_seconds}"
 
     def extract(self, waveform: Tensor) -> Tensor:
-        raise UsageError("a model with the front end 'frames' takes ready vectors, not sound")
+        raise UsageError("a model with the front end 'frames' takes precomputed vectors, not audio")
 
     def feature_frames(self, seconds: float) -> int:
         return max(1, round(seconds / self.frame_seconds))
@@ -68,7 +68,7 @@ class Frames(nn.Module):
     def reader(
         self, data: configs.Data, augmentation: Augmentation, utterances: Sequence[Utterance]
     ) -> Extract:
-        """Ready vectors from their files, or the encoder's frames from the cache, which is filled first."""
+        """Precomputed vectors from their files, or the encoder's frames from the cache, which is filled first."""
         if isinstance(self.encoder, Given):
             return read_vectors
         cache = FramesCache(frames_folder(data.frames_cache, self.encoder.key), self.encoder)
@@ -84,7 +84,7 @@ class Frames(nn.Module):
 
 
 def read_vectors(utterance: Utterance, generator: torch.Generator) -> Tensor:
-    """Ready vectors in a .npy file, (frame, feature)."""
+    """Precomputed vectors in a .npy file, (frame, feature)."""
     try:
         return torch.from_numpy(np.load(utterance.audio_filepath).astype(np.float32))
     except (OSError, ValueError) as error:

@@ -71,7 +71,7 @@ class HuggingFaceEncoder:
         return self.frames_of(round(seconds * self.sample_rate))
 
     def extract(self, waveform: Tensor) -> Tensor:
-        """(samples,) -> (frame, feature); what is too short for one frame is filled up with zeros."""
+        """(samples,) -> (frame, feature); less than one frame is padded with zeros."""
         if waveform.ndim != 1 or not len(waveform):
             raise ImputerError(f"the encoder takes (samples,) of sound, not {tuple(waveform.shape)}")
         samples = waveform.detach().to("cpu", torch.float32).numpy()
@@ -104,7 +104,7 @@ def _frames_of_whisper(samples: int) -> int:
 
 
 class _FramesOfConvolutions:
-    """How many frames a stack of (kernel, stride) convolutions leaves of so many samples."""
+    """The number of frames that a stack of (kernel, stride) convolutions makes of samples."""
 
     def __init__(self, layers: tuple[tuple[int, int], ...], shortest: int) -> None:
         self.layers, self.shortest = layers, shortest
@@ -117,14 +117,14 @@ class _FramesOfConvolutions:
 
 
 def find_folder(source: str) -> Path:
-    """The folder that ``source`` names, fetched from the hub if it is no folder here."""
+    """The folder that ``source`` names, fetched from the hub if it is not a local folder."""
     if not source:
         raise UsageError("the front end 'huggingface' needs front_end.source: a folder, or a name on the hub")
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise UsageError(f"front_end.source: there is no folder {source}")
+        raise UsageError(f"front_end.source: no such folder: {source}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -132,7 +132,7 @@ def find_folder(source: str) -> Path:
     except Exception as error:  # the hub raises a dozen kinds, network errors among them
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"front_end.source: {source} is no folder here, and the hub does not give it ({reason}); "
+            f"front_end.source: {source} is not a local folder, and the hub does not have it ({reason}); "
             "name a folder with config.json and weights"
         ) from error
 
@@ -144,11 +144,11 @@ def _settings(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"front_end.source: {folder} holds no model of transformers ({reason})") from error
+        raise UsageError(f"front_end.source: {folder} is not a model of transformers ({reason})") from error
 
 
 def _extractor(folder: Path, settings: Any) -> Any:
-    """What prepares sound for the model; its defaults where the folder does not tell."""
+    """The feature extractor of the model; the defaults of its type if the folder has none."""
     from transformers import AutoFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
     if (folder / "preprocessor_config.json").is_file():
@@ -171,10 +171,10 @@ def _load(folder: Path) -> Any:
 
 
 def _digest(folder: Path) -> str:
-    """A short hash of everything that decides on the frames."""
+    """A short hash of everything that determines the frames."""
     weights = sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
     if not weights:
-        raise UsageError(f"front_end.source: {folder} holds no weights ({' or '.join(WEIGHTS)})")
+        raise UsageError(f"front_end.source: {folder} has no weights ({' or '.join(WEIGHTS)})")
     total = hashlib.sha256()
     for path in (folder / "config.json", folder / "preprocessor_config.json", *weights):
         if path.is_file():

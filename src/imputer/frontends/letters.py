@@ -1,6 +1,6 @@
-"""Spelled words instead of sound: an embedding a letter, for letters to phonemes (``imputer.corpora.cmudict``).
+"""Spelled words instead of sound: an embedding per letter, for letters to phonemes (``imputer.corpora.cmudict``).
 
-# DEPARTURE letters: the paper hears speech; see PAPER.md.
+# DEPARTURE letters: the paper recognises speech; see PAPER.md.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
-HELD = 2  # frames a letter: x is said K S, and an alignment holds one token a frame
+HELD = 2  # frames per letter: x is pronounced K S, and an alignment holds one token per frame
 FRAME_SECONDS = 0.04  # as long as the paper's, so that manifests need no other unit
 
 
@@ -41,10 +41,10 @@ class Letters(nn.Module):
         self.letters = nn.Embedding(len(LETTERS) + 1, width)
 
     def extract(self, waveform: Tensor) -> Tensor:
-        raise UsageError("a model with the front end 'letters' takes spelled words, not sound")
+        raise UsageError("a model with the front end 'letters' takes spelled words, not audio")
 
     def feature_frames(self, seconds: float) -> int:
-        """Frames of so many seconds; a letter lasts 0.08 s."""
+        """The number of frames of ``seconds`` seconds; a letter lasts 0.08 s."""
         return max(1, round(seconds / FRAME_SECONDS))
 
     def reader(

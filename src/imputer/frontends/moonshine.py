@@ -1,4 +1,4 @@
-"""The frozen encoder of Moonshine (tiny, English), which the PyPI package moonshine-voice carries inside.
+"""The frozen encoder of Moonshine (tiny, English), from the PyPI package moonshine-voice.
 
 # DEPARTURE pretrained-front-end: the paper's network starts from filter banks; see PAPER.md.
 
@@ -11,8 +11,8 @@ numbers every 384 samples. What was measured, and what follows from it:
 - A gain of 0.1 to 3 leaves frames alike (correlation 0.998 and more), 0.01 or 10 still 0.99: no normalisation.
 - Attention costs grow with the square of the length, so recordings beyond ``WHOLE_SECONDS`` run in overlapping
   windows; windows start on a frame, so the number of frames is the same either way.
-- Frames tell where in the recording they are: the same sound 26 s later gives vectors with a cosine of 0.3 to
-  those from the start. A model must see in training the lengths it will meet, and every window counts from zero.
+- Frames depend on their position in the recording: the same sound 26 s later gives vectors with a cosine of 0.3 to
+  those from the start. Train a model on the lengths that it will decode; every window counts from zero.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from imputer.frontends.frames import Frames
 
 INSTALL = "pip install 'imputer-asr[english]'"
 HOP = 64 * 3 * 2  # samples from one frame to the next
-SHORTEST = 127 + 64 * (6 + 3 * 2)  # samples under the first frame; shorter recordings are filled with zeros
+SHORTEST = 127 + 64 * (6 + 3 * 2)  # samples under the first frame; shorter recordings are padded with zeros
 WHOLE_SECONDS = 36.0  # recordings up to here run in one piece
 WINDOW_FRAMES, OVERLAP_FRAMES = 1200, 125  # 28.8 s, and 3 s of it on either side are only context
 
@@ -75,7 +75,7 @@ class MoonshineEncoder:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
         self.path = asset()
-        self.key = _key(self.path)  # a name for these weights and no others
+        self.key = _key(self.path)  # identifies these weights
         self._session: Any = None
         self._process = 0
         if importlib.util.find_spec("onnxruntime") is None:
@@ -86,7 +86,7 @@ class MoonshineEncoder:
         return frames_of(round(seconds * self.sample_rate))
 
     def extract(self, waveform: Tensor) -> Tensor:
-        """(samples,) at 16 kHz -> (frame, 288); less than 56 ms is filled up with zeros to one frame."""
+        """(samples,) at 16 kHz -> (frame, 288); less than 56 ms is padded with zeros to one frame."""
         if waveform.ndim != 1 or not len(waveform):
             raise ImputerError(f"the encoder takes (samples,) of sound, not {tuple(waveform.shape)}")
         samples = waveform.detach().to("cpu", torch.float32).numpy()

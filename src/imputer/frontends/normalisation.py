@@ -1,11 +1,11 @@
-"""Mean and variance of the training set, which travel with the model's weights."""
+"""Mean and variance of the training set, stored with the model's weights."""
 
 import torch
 from torch import Tensor, nn
 
 
 def real_frames(frames: int, lengths: Tensor) -> Tensor:
-    """(batch, frame) Bool, True where a frame is no padding."""
+    """(batch, frame) Bool, True where a frame is not padding."""
     return torch.arange(frames, device=lengths.device) < lengths[:, None]
 
 

@@ -3,7 +3,7 @@
 counts      n-grams of a stream of texts, by sorting
 kneserney   modified Kneser-Ney and pruning
 trie        the compact form, and the compiled walk through it
-model       LanguageModel: load, save, score; build
+ngrams      LanguageModel: load, save, score; build
 arpa        the text form of KenLM and SRILM
 texts       text files in the form that models write
 beam        the compiled search over what imputation leaves open

@@ -23,7 +23,7 @@ from imputer.vocabulary import Vocabulary
 
 START, END, UNKNOWN = "<s>", "</s>", "<unk>"
 LOG_10 = math.log(10)
-NEVER = -99.0  # log10 of what is never asked for, as others write it
+NEVER = -99.0  # log10 of the probability of <s>, which is never scored; as other tools write it
 LINES = 100_000  # written at once
 
 
@@ -144,7 +144,7 @@ class _Reader:
                 probs.append(prob)
                 backoffs.append(math.nan if n == 1 and words[0] == END else backoff)
         if read != size:
-            self.fail(f"{size} {n}-grams were announced, {read} are there")
+            self.fail(f"{size} {n}-grams were announced, the file has {read}")
         return self._sorted(keys, probs, backoffs, n, start_backoff)
 
     def _numbers(self, fields: list[str], n: int) -> tuple[float, float]:

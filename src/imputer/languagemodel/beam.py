@@ -117,7 +117,7 @@ def search(
             node = active[i]
             total = _log_add(blanks[i], tokens[i])
             last = token[node]
-            # The prefix stays: another blank, or its last token goes on.
+            # The prefix stays: another blank, or its last token again.
             here_blank, here_token = total + quiet, -np.inf
             if merge_repeats and last >= 0:
                 if given[frame] == OPEN:

@@ -35,7 +35,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """All n-grams up to the highest order, shortest first; all single tokens are there, seen or not."""
+    """All n-grams up to the highest order, shortest first; all single tokens are included, seen or not."""
 
     size: int  # |V|
     bits: int
@@ -83,7 +83,7 @@ def _windows(texts: Iterable[list[int]], bits: int, order: int) -> Iterator[Keys
         keys = tokens.copy()
         for back in range(1, order):
             keys[back:] |= tokens[:-back] << np.uint64(back * bits)
-        # A boundary that no token stands before is padding, not the end of a text.
+        # A boundary without a token before it is padding, not the end of a text.
         closes = tokens > 0
         closes[1:] |= tokens[:-1] > 0
         waiting.append(keys[closes])

@@ -115,7 +115,7 @@ class _Search:
         ]
 
     def confidences(self, log_probs: np.ndarray, given: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-        """(frame,) how probable the symbol of each open frame is; what committed frames get is of no use."""
+        """(frame,) how probable the symbol of each open frame is; the values of committed frames are not used."""
         found = np.zeros(len(alignment), np.float64)
         compiled.confidences(
             log_probs, given, alignment, self.trie, self.weight, self.bonus, self.settings.most_tokens, self.floor,
@@ -159,6 +159,6 @@ def _aligned(
 
 @lru_cache(maxsize=4)
 def _indifferent(size: int) -> trie.Trie:
-    """In place of a language model: one that scores every token alike, with 0."""
+    """In place of a language model: one that scores every token with 0."""
     keys, zeros = np.arange(size + 1, dtype=np.uint64), np.zeros(size + 1, np.float32)
     return trie.make([Table(keys, zeros, zeros)], size.bit_length())

@@ -30,7 +30,7 @@ class Hotwords:
 
 
 def read(given: str) -> list[str]:
-    """Hotwords as people give them: names with commas between, or a file with one on a line."""
+    """Hotwords from the command line: separated by commas, or a file with one per line."""
     if given and "," not in given and Path(given).is_file():
         return [line.strip() for _, line in read_lines(Path(given))]
     return [word.strip() for word in given.split(",") if word.strip()]
@@ -84,7 +84,7 @@ def _tables(
     following = np.zeros((len(nodes), len(pieces)), np.int32)
     bonus = np.zeros(following.shape, np.float32)
     for node in sorted(range(len(nodes)), key=lambda node: len(paths[node])):
-        if node:  # what leaves the tree goes on from the longest end of its path that starts a hotword too
+        if node:  # outside the tree, continue from the longest suffix of the path that starts a hotword
             instead = _fallback(nodes, paths[node])
             kept = np.where(starts_word & complete[node], held[node], safe[node])
             following[node] = following[instead]
@@ -98,7 +98,7 @@ def _tables(
 
 
 def _safe(nodes: list[dict[str, int]], held: list[float], complete: list[bool]) -> list[float]:
-    """What stays of a node's bonus whatever follows: that of the last hotword completed on the way to it."""
+    """The part of a node's bonus that is never taken back: that of the last hotword completed on the way to it."""
     safe = [0.0] * len(nodes)
     for node, letters in enumerate(nodes):  # parents come before their children
         for letter, below in letters.items():

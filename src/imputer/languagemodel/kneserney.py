@@ -44,7 +44,7 @@ class _Groups(NamedTuple):
         return np.add.reduceat(values, self.starts, dtype=np.float64)
 
     def each(self, values: NDArray[np.float64]) -> Floats:
-        """What is known of contexts, for every n-gram."""
+        """A value per context, repeated for each of its n-grams."""
         return np.repeat(values.astype(np.float32), self.sizes)
 
 
@@ -73,7 +73,7 @@ def adjusted(counts: Counts) -> list[NDArray[np.uint32]]:
     for n in range(len(found) - 1, 0, -1):
         order, above = counts.orders[n - 1], counts.orders[n]
         seen_after = np.bincount(above.suffix, minlength=len(order.keys)).astype(np.uint32)
-        if n > 1:  # nothing stands before the start of a text
+        if n > 1:  # there is no token before the start of a text
             starts = order.keys >> np.uint64(counts.bits * (n - 1)) == 0
             seen_after[starts] = order.times[starts]
         found[n - 1] = seen_after

@@ -55,7 +55,7 @@ class LanguageModel:
         return trie.score(self.trie, np.append(ids, 0) if end else ids, start)
 
     def check(self, vocabulary: Vocabulary, name: str = "the language model") -> None:
-        """Refuse a vocabulary with other pieces than this model is of."""
+        """Refuse a vocabulary with other pieces than this model's."""
         if self.fingerprint != vocabulary.fingerprint:
             raise UsageError(
                 f"{name} is over other pieces (vocabulary {self.fingerprint}) than the model "

@@ -15,7 +15,7 @@ WORDS = 25
 
 
 def spoken(line: str) -> str:
-    """What a line of a book sounds like: numbers and titles in words, no marks; "" if it cannot be said."""
+    """A line as it is spoken: numbers and titles in words, no marks; "" if it cannot be spelled out."""
     try:
         return transcript(spell(line.strip()))
     except Unspeakable:
@@ -28,7 +28,7 @@ FORMS: dict[str, Callable[[str], str]] = {"spoken": spoken, **TEXTS}
 def texts(
     paths: Iterable[Path], form: str = "spoken", words: int = WORDS, read: Callable[[int], None] | None = None
 ) -> Iterator[str]:
-    """Texts of at least ``words`` words from the lines of files; ``read(characters)`` is told of every line."""
+    """Texts of at least ``words`` words from the lines of files; ``read(characters)`` is called after every line."""
     shaped = FORMS[form]
     for path in paths:
         held: list[str] = []

@@ -41,7 +41,7 @@ class Trie(NamedTuple):
 
 
 def size_in_bytes(entries: Sequence[int], contexts: int, token_bits: int) -> int:
-    """Bytes of the arrays for so many n-grams of each order and so many contexts."""
+    """Bytes of the arrays for these numbers of n-grams and contexts."""
     total = sum(entries)
     words = -(-total // 64)
     packed = 8 * (-(-total * (token_bits + CODE_BITS) // 64) + 1)

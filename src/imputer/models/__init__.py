@@ -31,7 +31,7 @@ FLOATS = ("F16", "BF16", "F32", "F64")
 def model_folder(path_or_name: str | Path) -> Path:
     """The folder of a model: a folder itself, or the name of one that comes with the package.
 
-    A folder that only happens to be called as a shipped model does not hide it.
+    A folder with the name of a shipped model takes its place only if it holds a model.
     """
     folder = Path(path_or_name)
     shipped = shipped_names()
@@ -49,7 +49,7 @@ def shipped_names() -> list[str]:
 
 
 def torch_folder(path_or_name: str | Path) -> Path:
-    """The same for torch, which cannot run what `imputer export` wrote."""
+    """As ``model_folder``, but refuses a folder that `imputer export` wrote, which torch cannot run."""
     folder = model_folder(path_or_name)
     if not (folder / WEIGHTS).is_file() and any(folder.glob(EXPORTED)):
         raise UsageError(
@@ -117,7 +117,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def load(folder: Path | str) -> tuple[Imputer, Vocabulary]:
-    """Read a model folder; whatever is missing, damaged or does not fit together is named.
+    """Read a model folder; errors name what is missing, damaged or inconsistent.
 
     The shapes in the weights file are compared with the configuration before anything of its size is built.
     """
@@ -193,11 +193,11 @@ def _refuse_size(path: Path, largest: int) -> None:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if size > largest:
-        raise UsageError(f"{path} has {size:,} bytes; more than {largest:,} is no {path.name}")
+        raise UsageError(f"{path} has {size:,} bytes; a {path.name} has at most {largest:,}")
 
 
 def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in a safetensors file, from its header; they must be numbers with a fraction."""
+    """The shape of every tensor in a safetensors file, from its header; they must be floating point."""
     from safetensors import SafetensorError, safe_open
 
     try:

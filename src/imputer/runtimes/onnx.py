@@ -1,8 +1,8 @@
-"""A model as ONNX: ``encode``, which runs once an utterance, and ``impute``, which runs once a pass.
+"""A model as ONNX: ``encode``, which runs once per utterance, and ``impute``, which runs once per pass.
 
 Both take any batch and any number of frames. int8 means weights in 8 bits and activations quantised as they come
 (dynamic quantisation) in the matrix products with weights; convolutions, attention and softmax stay in float32.
-The frozen half of the front end, from sound to features, stays what it is.
+The frozen half of the front end, from sound to features, is not exported.
 """
 
 import shutil
@@ -69,7 +69,7 @@ def load(folder: Path | str, *, int8: bool = False) -> tuple["OnnxImputer", Voca
 
 
 def _way_to_export(folder: Path, missing: str) -> str:
-    """How to come by a file that is missing: only a model folder can be exported, not an export again."""
+    """How to make a missing file: only a model folder can be exported, not an export."""
     if (folder / models.WEIGHTS).is_file():
         return f"make a folder for this runtime with: imputer export {folder} OUTPUT"
     without = ", without --no-int8" if ".int8." in missing else ""
@@ -95,12 +95,12 @@ class OnnxImputer:
         self.sessions = sessions
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Acoustic frames, once an utterance."""
+        """Acoustic frames, once per utterance."""
         acoustic, frame_lengths = self._run("encode", features, lengths)
         return acoustic, frame_lengths
 
     def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
-        """log p(a_i | a~, x), once a pass."""
+        """log p(a_i | a~, x), once per pass."""
         return self._run("impute", acoustic, frame_lengths, partial)[0]
 
     def _run(self, part: str, *inputs: Tensor) -> list[Tensor]:
@@ -147,9 +147,9 @@ def _export_part(network: Imputer, part: str, path: Path) -> None:
 
 
 def _attention(query: Any, key: Any, value: Any, visible: Any, *_rest: Any, **_options: Any) -> Any:
-    """Masked attention in plain ONNX: the exporter's own form also looks for NaN, which costs a sixth of a pass.
+    """Masked attention in plain ONNX: the exporter's own form also checks for NaN, which costs a sixth of a pass.
 
-    A mask that hides every key would need that look; padding never hides the frames of its own item.
+    Only a mask that hides every key needs that check; padding never hides the frames of its own item.
     """
     from onnxscript import opset20 as onnx
 
@@ -213,7 +213,9 @@ def _session(path: Path) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class of its own
-        raise UsageError(f"{path} is damaged or no ONNX file; write it again with imputer export") from error
+        raise UsageError(
+            f"{path} is damaged or not an ONNX file; write it again with imputer export"
+        ) from error
 
 
 def _require(*packages: str) -> list[ModuleType]:
@@ -227,7 +229,7 @@ def _require(*packages: str) -> list[ModuleType]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters have to say about themselves."""
+    """Suppress the exporters' own messages."""
     import logging
 
     level = logging.root.manager.disable

@@ -1,4 +1,4 @@
-"""What goes into a stream's network, and what comes out of the stream."""
+"""The input of a stream's network, and the events of a stream."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,10 +14,10 @@ Kind = Literal["speech", "partial", "settled", "silence"]
 class Event:
     """Something new about the text. Times are seconds from the start of the stream.
 
-    speech   somebody may be speaking since ``start``
+    speech   there may be speech from ``start`` on
     partial  ``text`` and ``words`` are all that is not settled yet
     settled  ``text`` and ``words`` are new, and never change again
-    silence  nobody has spoken since ``start``; all words before are settled
+    silence  there is no speech from ``start`` on; all words before are settled
     """
 
     kind: Kind

@@ -32,7 +32,7 @@ class Hypothesis:
         return self.settled - self.first
 
     def replace_open(self, found: Decoded) -> None:
-        """Take over what was decoded; settled frames keep their tokens whatever it says."""
+        """Take over a decoded window; settled frames keep their tokens."""
         self.before, kept = self.tokens, self.settled_count
         self.tokens = self.tokens[:kept] + found.alignment[kept:]
         self.confidence = self.confidence[:kept] + found.confidence[kept:]

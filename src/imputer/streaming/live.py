@@ -1,4 +1,4 @@
-"""A recording transcribed while it is still being made.
+"""Transcribing a recording while it is being made.
 
 The encoder is not causal, so a window of the last seconds is encoded again every ``hop``. What is settled enters the
 new window as commitments: the network reads it as context and imputes only the frames that are still open, in a
@@ -22,7 +22,7 @@ from imputer.streaming.hypothesis import Hypothesis
 from imputer.transcripts import Word
 
 OPTIONS = Options(4, "adaptive", lm="default")  # four passes at most, about two as a rule
-BLANK_PAUSES = 2.5  # so many pauses of blanks are silence as well, however loud
+BLANK_PAUSES = 2.5  # blanks for this many pauses count as silence, at any level
 
 
 Work = Generator[Window, Decoded, None]
@@ -79,14 +79,16 @@ class Stream:
         self.passes = 0  # of the network so far
         self._resampler = _resampler(sample_rate, recognizer.sample_rate)
         self._new: list[np.ndarray] = []  # chunks since the last window
-        self._buffer = np.zeros(0, np.float32)  # samples from frame ``_hypothesis.first`` on, less ``_new``
+        self._buffer = np.zeros(
+            0, np.float32
+        )  # samples from frame ``_hypothesis.first`` on, without ``_new``
         self._hypothesis = Hypothesis(recognizer)
         self._received = 0  # samples
         self._next = self.hop * self.frame  # sample at which the next window ends
         self._gate = gate or Gate()
         self._active_until = -math.inf  # seconds: the end of the last active block
         self._gated = 0  # samples that the gate has seen
-        self._told = 0  # words of the window that were given as settled
+        self._told = 0  # words of the window that were emitted as settled
         self._speaking = False
         self._wordless = False  # there is sound, but it was taken for silence: words end that, not sound
         self._silent_since = 0.0
@@ -101,19 +103,19 @@ class Stream:
         return round(frame * self.recognizer.frame_seconds, 3)
 
     def feed(self, samples: np.ndarray) -> list[Event]:
-        """Take (samples,), float32 in [-1, 1] or signed whole numbers; whatever that makes known."""
+        """Take (samples,), float32 in [-1, 1] or signed integers; returns the new events."""
         return self._run(self.feeding(samples))
 
     def flush(self) -> list[Event]:
-        """Settle everything there is, and go on with a new window."""
+        """Settle everything, and continue with a new window."""
         return self._run(self.flushing())
 
     def finish(self) -> list[Event]:
-        """Settle everything that is left; the stream takes no more."""
+        """Settle everything and end the stream."""
         return self._run(self.finishing())
 
     def clear(self) -> None:
-        """Forget all that is not settled."""
+        """Discard everything that is not settled."""
         self._listen()
         self._begin_window(0)
         self._speaking = False
@@ -124,7 +126,7 @@ class Stream:
         """Position of the stream."""
         return self._received / self.recognizer.sample_rate
 
-    # The same with the network elsewhere: each yields windows, is sent what they decode to, and returns the events.
+    # The same with the network elsewhere: each yields windows, is sent the decoded windows, and returns the events.
 
     def feeding(self, samples: np.ndarray) -> Generator[Window, Decoded, list[Event]]:
         if self._finished:
@@ -185,7 +187,7 @@ class Stream:
             self._new = []
 
     def _step(self) -> Work:
-        """One hop further: decode the window unless nobody speaks."""
+        """One hop further: decode the window unless there is no speech."""
         self._listen()
         if self.seconds - self._active_until >= self.pause:
             if self._hypothesis.tokens:
@@ -203,7 +205,7 @@ class Stream:
         self._tell_blanks()
 
     def _listen(self) -> None:
-        """Let the gate look at what is new."""
+        """Update the voice activity with the new samples."""
         self._take_chunks()
         block = round(BLOCK_SECONDS * self.recognizer.sample_rate)
         start = self._gated - (self._received - len(self._buffer))
@@ -224,14 +226,14 @@ class Stream:
         hypothesis.replace_open(found)
 
     def _settle(self, border: int) -> None:
-        """Settle the frames in front of ``border``, and tell the words that are complete with it."""
+        """Settle the frames before ``border``, and emit the words that are complete with it."""
         hypothesis = self._hypothesis
         if border > hypothesis.settled:
             hypothesis.settled = border
             self._tell_settled(hypothesis.complete())
 
     def _tell_settled(self, count: int) -> None:
-        """Tell the words in the first ``count`` frames that have not been told."""
+        """Emit the words in the first ``count`` frames that have not been emitted."""
         words = self._hypothesis.words(count)
         if len(words) > self._told:
             self._tell_words("settled", words[self._told :])
@@ -272,7 +274,7 @@ class Stream:
             self._tell("silence", start)
 
     def _tell_blanks(self) -> None:
-        """Sound without words for long is silence as well."""
+        """A long sound without words counts as silence."""
         hypothesis = self._hypothesis
         blanks = hypothesis.blanks()
         if self._speaking and not self._partial and blanks >= self._frames(BLANK_PAUSES * self.pause):
@@ -280,7 +282,7 @@ class Stream:
             self._tell_silence(self._time(hypothesis.end - blanks))
 
     def _end_segment(self) -> Work:
-        """Nobody speaks any more: settle all of the window."""
+        """The end of speech: settle the whole window."""
         hypothesis = self._hypothesis
         if hypothesis.tokens or self._active_until > hypothesis.first * self.recognizer.frame_seconds:
             changed = hypothesis.settled
@@ -333,8 +335,8 @@ def _checked(samples: np.ndarray) -> np.ndarray:
     if np.issubdtype(array.dtype, np.signedinteger):
         array = array / float(np.iinfo(array.dtype).max + 1)
     elif not np.issubdtype(array.dtype, np.floating):
-        raise UsageError(f"a stream takes floats or signed whole numbers, got {array.dtype}")
+        raise UsageError(f"a stream takes floats or signed integers, got {array.dtype}")
     array = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(array).all():
-        raise ImputerError(f"sample {int(np.argmin(np.isfinite(array)))} of the chunk is not a finite number")
+        raise ImputerError(f"sample {int(np.argmin(np.isfinite(array)))} of the chunk is not finite")
     return array

@@ -13,7 +13,7 @@ os.umask(UMASK)
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """Yield a temporary name beside ``path``; on success it takes the place of ``path``, on failure it goes."""
+    """Yield a temporary name beside ``path``; on success it replaces ``path``, on failure it is removed."""
     path = Path(path)
     temporary = _beside(path)
     try:
@@ -32,7 +32,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
             raise
         raise ImputerError(f"cannot write {path}: {error}") from error
     finally:
-        with suppress(OSError):  # whatever stood in the way of writing it
+        with suppress(OSError):  # any error while writing it
             temporary.unlink(missing_ok=True)
 
 
@@ -43,7 +43,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def probe(path: Path | str) -> None:
-    """Raise before the work what would fail after it."""
+    """Check that ``path`` can be written, before the work starts."""
     path = Path(path)
     temporary = _beside(path)
     try:

@@ -1,4 +1,4 @@
-"""A checksum over a whole safetensors file, kept in its own header: any flipped bit is noticed."""
+"""A checksum over a whole safetensors file, kept in its own header: any flipped bit is detected."""
 
 import hashlib
 import re

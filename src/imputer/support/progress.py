@@ -26,7 +26,7 @@ def bar(
 
 
 def track(items: Iterable[Item], title: str, total: float | None = None) -> Iterator[Item]:
-    """Iterate with a bar, one step an item."""
+    """Iterate with a bar, one step per item."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]
     with bar(title, total) as advance:
