@@ -182,7 +182,7 @@ def test_a_folder_and_a_table_give_one_file_for_each_recording(
     said = imputer(
         "align", str(source), "--model", str(expert), "--format", "txt", "-o", str(source), check=False
     )
-    assert said.returncode == 2 and "a.txt is there already, beside" in said.stderr
+    assert said.returncode == 2 and "a.txt exists already, beside" in said.stderr
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -219,7 +219,7 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         (["AUDIO", "no.txt"], 2, "cannot read the text no.txt: No such file or directory\n"),
         (["AUDIO", "AUDIO"], 2, "is not UTF-8 text; the recording comes first, then its text"),
         (["AUDIO", "no.txt", "--text", "abc"], 2, "give the text once: either the file no.txt or --text"),
-        (["AUDIO", "--text", "abc", "--format", "json", "-o", "AUDIO"], 2, "is what is to be aligned"),
+        (["AUDIO", "--text", "abc", "--format", "json", "-o", "AUDIO"], 2, "is also the input"),
         (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
         (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
         (["AUDIO", "--text", "abdgilmou " * 40], 1, "tokens, but the recording holds only"),
@@ -266,7 +266,7 @@ def test_a_corpus_of_which_nothing_can_be_aligned_leaves_no_store(expert: Path, 
     store = tmp_path / "store"
     words = ("--manifest", str(tmp_path / "m.jsonl"), "--model", str(expert), "--store", str(store))
     said = imputer("align", *words, check=False)
-    assert said.returncode == 1 and "of 2 utterances none could be aligned; the first: " in said.stderr
+    assert said.returncode == 1 and "none of 2 utterances could be aligned; the first: " in said.stderr
     assert ".wav" in said.stderr and len(said.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["m.jsonl"]
 

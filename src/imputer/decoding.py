@@ -2,7 +2,7 @@
 
 ``impute`` runs the passes. A strategy is one small function that gets the state of a pass and returns
 the masked frames to commit in it. To add one, write the function and put it in ``STRATEGIES``.
-``decode`` is what everybody calls who has a network: acoustic frames and ``Options`` in, one result per item out.
+``decode`` is the one entry point for a network: acoustic frames and ``Options`` in, one result per item out.
 
 A pass costs one evaluation of the network, whatever the length; ``block_size`` is the paper's B.
 B = 1 is one pass, greedy CTC; B = the number of frames is one frame per pass, in any order.
@@ -58,7 +58,7 @@ class Imputation:
     trace: list[Tensor] | None = None  # after each pass: (batch, frame) ids, the mask id where still open
 
 
-@torch.no_grad()  # not inference_mode: an alignment may go on to train a model
+@torch.no_grad()  # not inference_mode: an alignment may be used to train a model
 def impute(
     step: Step,
     frame_lengths: Tensor,
@@ -120,11 +120,11 @@ def block(now: Pass) -> Tensor:
 def alternate_sub_block(now: Pass) -> Tensor:
     """Even passes take from the left half of each block (rounded up), odd passes from the right half.
 
-    The halves hold as many slots as there are even and odd passes: B passes fill them, odd B included. A
-    partial last block has the same halves; where its half is full it sits the pass out, and it is done within
-    the B passes of the others. An utterance shorter than B is itself the block that is halved, so it takes as
-    many passes as it has frames. Two frames side by side are in one half of one block, which commits one frame
-    a pass, or in opposite halves: for B > 1 no two neighbours are committed in one pass.
+    The halves hold as many slots as there are even and odd passes: B passes fill them, odd B included. A partial last
+    block has the same halves; where its half is full it commits nothing in that pass, and it is done within the B
+    passes of the others. An utterance shorter than B is itself the block that is halved, so it takes as many passes
+    as it has frames. Two frames side by side are in one half of one block, which commits one frame per pass, or in
+    opposite halves: for B > 1 no two neighbours are committed in one pass.
     """
     half = (now.frame_lengths.clamp(max=now.block_size)[:, None] + 1) // 2  # (batch, 1)
     left = now.slots < half  # (batch, frame)
@@ -146,8 +146,8 @@ def right_most_last(now: Pass) -> Tensor:
 def top_k(now: Pass) -> Tensor:
     """The k = ceil(T/B) likeliest masked frames of the utterance, blocks ignored, no two of them neighbours.
 
-    Where fewer than k frames can be had without neighbours, fewer are committed; what is left then comes in ones
-    and twos, so that at most B + 2 passes are taken, and ``Imputation.passes`` says how many. With B = 1
+    Where fewer than k frames can be chosen without neighbours, fewer are committed; the rest follows in ones and
+    twos, so that at most B + 2 passes are taken, and ``Imputation.passes`` says how many. With B = 1
     neighbours are allowed: B = 1 means one pass.
     """
     if now.block_size == 1:
@@ -183,11 +183,11 @@ def annealing(
 def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor:
     """Ours: commit every frame with a probability above ``threshold``, and at least one frame per block.
 
-    Two neighbours are committed in one pass only if both are blank or both are above ``sure``. Easy speech
-    is done in two or three passes, the hardest in B. In each block the likeliest frame goes whatever its
-    probability; slot B-1 only when it is all the block has left, and not beside the next block's slot 0 where
-    the two may not go together: it then waits for the next pass. A block thus loses a frame every pass until
-    it has but slot B-1, and by the last pass the block after it has no slot 0 to wait for.
+    Two neighbours are committed in one pass only if both are blank or both are above ``sure``. Easy speech takes two
+    or three passes, the hardest B. In each block the likeliest frame goes whatever its probability; slot B-1 only
+    when it is all the block has left, and not beside the next block's slot 0 where the two may not go together: it
+    then waits for the next pass. A block thus loses a frame every pass until only slot B-1 is left, and by the last
+    pass the block after it has no slot 0 to wait for.
     """
     if not 0 < threshold <= sure <= 1:
         raise ValueError(f"adaptive needs 0 < threshold <= sure <= 1, got {threshold} and {sure}")
@@ -311,7 +311,7 @@ class Searched:
 
 
 class Search(Protocol):
-    """What decides the frames that imputation was not sure of (``imputer.languagemodel.fusion``)."""
+    """Decides the frames that imputation was not sure of (``imputer.languagemodel.fusion``)."""
 
     def __call__(
         self,
@@ -345,7 +345,7 @@ class Decoded:
 
 
 class Cancelled(Exception):
-    """Nobody waits for this batch any more."""
+    """The batch was cancelled."""
 
 
 # Called after pass n = 1, 2, ...: n, the partial alignment of each item, the confidences beside it.
@@ -363,11 +363,11 @@ def decode(
     cancelled: Callable[[], bool] | None = None,
     start: Tensor | None = None,
 ) -> list[Decoded | ImputerError]:
-    """Decode a batch of acoustic frames (batch, frame, channel); one result per item, or what is wrong with it.
+    """Decode a batch of acoustic frames (batch, frame, channel); one result per item, or its error.
 
     ``search`` is what ``options`` ask for with a language model, hotwords or n_best: ``Recognizer`` makes it.
-    ``on_pass`` is given empty rows for items that failed. ``cancelled`` is asked before every pass; when it says
-    yes, ``Cancelled`` is raised. ``start`` is a partial alignment to begin from, as in ``impute``.
+    ``on_pass`` is given empty rows for items that failed. ``cancelled`` is called before every pass; if it returns
+    True, ``Cancelled`` is raised. ``start`` is a partial alignment to begin from, as in ``impute``.
     """
     options = options or Options()
     if options.searches and search is None:
@@ -515,7 +515,7 @@ class _Passes:
         return log_probs
 
     def greedy(self, counts: list[int]) -> list[Decoded | None]:
-        """What greedy CTC makes of each item."""
+        """The greedy CTC alignment of each item."""
         if self.first is None:  # no item has a frame
             return [Decoded([], [], 0) for _ in counts]
         confidence, tokens = self.first

@@ -8,11 +8,11 @@ class ImputerError(ValueError):
 
 
 class UsageError(ImputerError):
-    """The caller asked for something that cannot be (a missing file, a bad option); ends with code 2."""
+    """The call is wrong (a missing file, a bad option); the program ends with code 2."""
 
     exit_code = 2
 
 
 def count(number: int, noun: str) -> str:
-    """As a message says it: "1 frame", "2 frames"."""
+    """A number with its noun: "1 frame", "2 frames"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

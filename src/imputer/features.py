@@ -45,7 +45,7 @@ def shift_samples(sample_rate: int = SAMPLE_RATE) -> int:
 
 
 def frame_count(samples: int, sample_rate: int = SAMPLE_RATE) -> int:
-    """How many frames ``filterbanks`` makes of so many samples; anything but nothing makes at least one."""
+    """The number of frames that ``filterbanks`` makes of ``samples`` samples: at least one, unless there are none."""
     if samples < 1:
         return 0
     return 1 + max(0, samples - window_samples(sample_rate)) // shift_samples(sample_rate)
@@ -85,7 +85,7 @@ def filterbanks(
 def _checked(waveform: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
     if waveform.dim() not in (1, 2):
         raise ValueError(
-            f"filterbanks takes (samples,) or (batch, samples), not a shape of {tuple(waveform.shape)}"
+            f"filterbanks takes (samples,) or (batch, samples), got shape {tuple(waveform.shape)}"
         )
     if waveform.shape[-1] == 0:
         raise ValueError("filterbanks got audio of 0 samples; at least 1 is needed")
@@ -159,7 +159,7 @@ def _mel(hertz: Tensor) -> Tensor:
 def add_deltas(features: Tensor, frames: Tensor | None = None) -> Tensor:
     """Fill the second and third 80 of (batch, frame, 240) in place from the first, edge frames repeated.
 
-    As in Kaldi both orders are filters over the static frames: edges are repeated once, not once an order.
+    As in Kaldi both orders are filters over the static frames: edges are repeated once, not once per order.
     """
     batch, count, _ = features.shape
     static = features[..., :BANKS]
@@ -205,7 +205,7 @@ def resample(waveform: Tensor, source_rate: float, target_rate: float) -> Tensor
 def mean_and_deviation(features: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per feature over (frame, feature) tensors, in one pass in float64.
 
-    These statistics of the training set travel with the model; a feature that never varies gets deviation 1.
+    These statistics of the training set are stored in the model; a feature that never varies gets deviation 1.
     """
     count, mean, squares = 0, torch.zeros(()), torch.zeros(())
     for frames in features:
@@ -224,7 +224,7 @@ def mean_and_deviation(features: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         squares = squares + own_squares + difference.square() * (count * len(frames) / total)
         count = total
     if not count:
-        raise ValueError("no frames to take statistics of")
+        raise ValueError("no frames to compute statistics of")
     deviation = (squares / count).sqrt()
     # A bank at the energy floor throughout has nothing to scale by.
     deviation = torch.where(deviation > 1e-5, deviation, torch.ones_like(deviation))

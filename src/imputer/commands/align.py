@@ -112,14 +112,14 @@ def align(
     if output:
         for given in (audio, text_file):
             if given and output.is_file() and output.samefile(given):
-                raise UsageError(f"--output {output} is what is to be aligned")
+                raise UsageError(f"--output {output} is also the input")
         atomic_files.probe(output)
     recognizer = Recognizer.from_pretrained(model, device=device)
     write(align_one(recognizer, audio, text), str(audio), form, output)
 
 
 def _align_many(source: Path, model: str, format: Format | None, output: Path | None, device: str) -> None:
-    """Every recording of a folder or table, one file each; what fails is named and the others go on."""
+    """Every recording of a folder or table, one file each; failures are reported and the others continue."""
     from imputer.aligner.recording import align as align_one
     from imputer.corpora.common import Dropped, Options
     from imputer.corpora.folder import folder

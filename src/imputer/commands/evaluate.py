@@ -45,7 +45,7 @@ def evaluate(
     - imputer evaluate test.jsonl --model english --compare runs/mine/model --json scores.json
 
     Intervals come from resampling utterances. Several block sizes or strategies give a row each. The exit code
-    is 1 if some recordings could not be read; the others are scored, and if there are none, nothing is.
+    is 1 if some recordings could not be read; the others are scored, if none is left, nothing is scored.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def evaluate(
         Also feed every recording to a live stream: word errors of the settled text, and the delay of its words.
     calibrate
         Fit the confidences of words to this speech, which the model must not have been trained on, and store the map in
-        the model folder. The way of decoding in the last row is the one that is fitted.
+        the model folder. The decoding options of the last row are fitted.
     reliability
         Draw the share of right words by confidence: .svg, .png or .pdf.
     limit
@@ -116,7 +116,7 @@ def evaluate(
     utterances = [u for u in evaluation.spread(corpus, limit) if u.text.split()]
     if not utterances:
         raise UsageError(f"{manifest} has no texts to score against")
-    # Report what is missing before the work, not after it.
+    # Report what is missing before decoding starts.
     if json:
         atomic_files.probe(json)
     if reliability:
@@ -191,7 +191,7 @@ def _print_reliability(console: Any, evaluated: "Evaluation", picture: Path | No
 
 
 def _calibrate(evaluated: "Evaluation", model: str) -> str:
-    """Fit the map, store it, and say what it does to the words it was fitted to."""
+    """Fit the map, store it, and print its error on the words it was fitted to."""
     from imputer import models
     from imputer.evaluation import calibration
     from imputer.transcripts import calibrated
@@ -232,14 +232,14 @@ def _delay_line(name: str, delays: Any) -> str:
 def _pairs(
     first: list["Evaluation"], second: list["Evaluation"]
 ) -> Iterator[tuple["Evaluation", "Evaluation"]]:
-    """Rows of two models that were decoded alike: plain rows, and if both have some, those with text."""
+    """Rows of two models with the same options: without text, and with it if both have such rows."""
     for informed in (False, True):
         a, b = ([row for row in rows if bool(row.text) == informed] for rows in (first, second))
         yield from zip(a, b, strict=False)  # as many of both, or none of one
 
 
 def _with_text(recognizer: "Recognizer", options: Any, lm: str, words: tuple[str, ...]) -> list[Any]:
-    """The same way of decoding without and with what is known of the text."""
+    """The same options without and with language model and hotwords."""
     from dataclasses import replace
 
     informed = replace(options, lm=None if lm == "none" else lm, hotwords=words)
@@ -270,7 +270,7 @@ def _bar(title: str, utterances: list["Utterance"]) -> "AbstractContextManager[C
 
 
 def _scored(evaluated: "Evaluation") -> "Evaluation":
-    """An error rate over no words is not a result."""
+    """Refuse an evaluation without a scored utterance."""
     if not evaluated.utterances:
         reasons = list(evaluated.failed.values())
         raise ImputerError(
@@ -306,7 +306,7 @@ def _beside(
 
 
 def _warn_of_unknown_letters(recognizer: "Recognizer", utterances: list["Utterance"]) -> None:
-    """Upper case against a lower-case model, say, would count every word as wrong."""
+    """Warn of characters that the model cannot write, such as upper case: every such word counts as wrong."""
     vocabulary = recognizer.vocabulary
     known = set("".join(vocabulary.pieces(range(1, vocabulary.size + 1)))) | {" "}
     strange = sorted({letter for u in utterances for letter in u.text if not letter.isspace()} - known)

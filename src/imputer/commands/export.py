@@ -9,7 +9,7 @@ def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -
     - imputer export english exported
     - imputer export runs/mine/model mine-half --half
 
-    The folder holds encode.onnx (once an utterance) and impute.onnx (once a pass), both for any batch and any
+    The folder holds encode.onnx (once per utterance) and impute.onnx (once per pass), both for any batch and any
     length, their int8 forms, and the model's configuration and tokenizer. The result is compared with torch.
 
     Parameters

@@ -38,7 +38,7 @@ def listen(
     - imputer listen -o captions.srt
     - imputer listen talk.wav --times
 
-    Settled text is printed as it is; text that may still change is dim. Ctrl-C ends with everything settled.
+    Settled text is printed as it is; text that may still change is dim. Ctrl-C settles the rest and ends.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def _run(recognizer: "Recognizer", chunks: Generator["np.ndarray"], output: Path
             take(stream.feed(chunk))
     except KeyboardInterrupt:
         pass
-    except ImputerError as error:  # a microphone that is gone: what was settled is kept
+    except ImputerError as error:  # the microphone was disconnected: settled text is kept
         failure = error
     finally:
         chunks.close()

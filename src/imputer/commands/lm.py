@@ -164,7 +164,7 @@ def _perplexity(built: "LanguageModel", held_out: list[str], vocabulary: "Vocabu
     encoded = [(text, tokens) for text in held_out if (tokens := vocabulary.encode_each([text])[0])]
     words = sum(len(text.split()) for text, _ in encoded)
     if not words:
-        return f"perplexity: not measured, the text has fewer than {HELD_OUT_EVERY} pieces to hold one out of"
+        return f"perplexity: not measured, it takes {HELD_OUT_EVERY} texts to hold one out"
     pieces = sum(len(tokens) for _, tokens in encoded)
     nats = -sum(built.score(tokens) for _, tokens in encoded)
     return (

@@ -84,6 +84,6 @@ def refuse_texts(targets: dict[Path, Path]) -> None:
             and path.parent.resolve() == recording.parent.resolve()
         ):
             raise UsageError(
-                f"{path} is there already, beside {recording}: it may be its text. Write to another folder with "
+                f"{path} exists already, beside {recording}: it may be its text. Write to another folder with "
                 "--output, or remove it"
             )

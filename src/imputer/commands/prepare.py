@@ -151,7 +151,7 @@ def prepare(
     found = CORPORA[corpus](source, options)
     # Its first item comes after any download, which has a bar of its own.
     first = list(islice(found, 1))
-    timed = corpus == "synthetic"  # so many hours are asked for
+    timed = corpus == "synthetic"  # its total is a number of hours
     shown = (60 * hours, "minutes of speech") if timed else (None, "utterances")
     with bar(f"Preparing {corpus}", shown[0], unit=shown[1]) as advance:
         report = write_manifests(

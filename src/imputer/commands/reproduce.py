@@ -59,7 +59,7 @@ def reproduce(
     list
         Only show the experiments.
     report
-        Only write the report and its pictures again from the results that are there.
+        Only write the report and its pictures again from the existing results.
     verify
         Only compute every reported figure again from the stored errors of every utterance; fail on a difference.
     """
@@ -81,7 +81,7 @@ def reproduce(
         if name and name not in research.EXPERIMENTS:
             raise UsageError(f"no experiment {name!r}; there are {', '.join(research.EXPERIMENTS)}")
         if on and name and not research.load(name).DATASET:
-            raise UsageError(f"{name} makes data of its own; leave --on {on} out")
+            raise UsageError(f"{name} generates its own data; leave --on {on} out")
         if seeds < 1:
             raise UsageError(f"--seeds must be at least 1, got {seeds}")
         from imputer.research.reproduction import reproduce as run

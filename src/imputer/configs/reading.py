@@ -107,7 +107,7 @@ def _from_text(text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What there is to know about one key of a section."""
+    """One key of a section."""
 
     name: str
     default: Any

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
-# A text in quotes is not a number and 1 is not true: a mistake in a file should not be guessed away.
+# Strict types: a text in quotes is not a number, and 1 is not true.
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrNone = Annotated[int, Field(strict=True, ge=0)]
 Seed = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
@@ -148,7 +148,7 @@ class Augmentation:
 
     @property
     def of_sound(self) -> list[str]:
-        """What changes the waveform, before there are features."""
+        """The options in use that change the waveform, before features are computed."""
         asked = {
             "speed": self.speed,
             "gain_db": any(self.gain_db),

@@ -1,7 +1,7 @@
 """The imputation in the terminal: the alignment fills in, pass by pass, like the paper's Figure 4.
 
-Every frame has a cell as wide as what will stand in it, so that nothing moves but what is filled in; bars part
-the blocks, and lines break between blocks at the width of the terminal.
+Every frame has a cell as wide as its final symbol, so that only the filled cells change; bars separate the blocks, and
+lines break between blocks at the width of the terminal.
 """
 
 import time

@@ -156,7 +156,7 @@ def _draw_bars(axes: "Axes", panel: Panel) -> None:
 
 
 def wer_by_block_size(evaluations: Iterable[Mapping[str, Any]], *, title: str = "") -> "Figure":
-    """Word error rate against block size, a line a strategy (fig:wer_vs_bs_train, fig:wer_vs_bs_decode).
+    """Word error rate against block size, a line per strategy (fig:wer_vs_bs_train, fig:wer_vs_bs_decode).
 
     ``evaluations`` are those of ``imputer evaluate --json``, or anything with strategy, block_size and wer: a
     number, or value, low and high. If there are several models, there is a line for each model and strategy.

@@ -100,7 +100,7 @@ def evaluate(
     advance: Callable[[float], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Evaluation:
-    """Decode and score utterances; those that cannot be read are kept apart with the reason."""
+    """Decode and score utterances; those that cannot be read are listed with the reason."""
     options = options or Options()
     scored: dict[int, Scored] = {}
     failed: dict[str, ImputerError] = {}
@@ -127,7 +127,7 @@ def evaluate(
 def evaluate_baseline(
     baseline: "Baseline", utterances: Sequence[Utterance], advance: Callable[[float], None]
 ) -> Evaluation:
-    """The same for another recogniser, by processor time."""
+    """As ``evaluate``, for another recogniser, timed by processor time."""
     scored: list[Scored] = []
     failed: dict[str, ImputerError] = {}
     started = time.process_time()

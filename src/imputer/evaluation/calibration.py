@@ -1,4 +1,4 @@
-"""Confidence that means something: of the words given 0.8, four in five should be right.
+"""Calibrated confidence: of the words with confidence 0.8, 80 % should be right.
 
 The raw confidence of a word is the probability of its least likely token in the pass that committed it. Isotonic
 regression on held-out speech maps it to the share of words that are right; the map is stored with the model.
@@ -14,12 +14,12 @@ from imputer.evaluation import Scored
 
 BINS = 10
 POINTS = 16  # at most, of a stored map
-FEWEST_WORDS = 200  # fewer say nothing about a map
+FEWEST_WORDS = 200  # fewer are too few to fit a map
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Words of like confidence."""
+    """Words of similar confidence."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Bin:
 
 
 def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
-    """Which words of the hypothesis stand in the reference, by the alignment with the fewest errors."""
+    """Which words of the hypothesis are in the reference, by the alignment with the fewest errors."""
     right = [False] * len(hypothesis)
     for block in Levenshtein.opcodes(list(reference), list(hypothesis)):
         if block.tag == "equal":

@@ -1,7 +1,7 @@
-"""How well and how soon a stream writes: word errors of its settled text, and the delay of every word.
+"""Accuracy and delay of a stream: word errors of its settled text, and the delay of every word.
 
-The delay of a word counts from the end of the word in the audio to the moment its event is there, the work of the step
-that made it included, as if the stream ran alone on this machine.
+The delay of a word counts from the end of the word in the audio to the moment its event is emitted, the computation of
+that step included, as if the stream ran alone on this machine.
 """
 
 import time
@@ -74,7 +74,7 @@ def evaluate_stream(
 
 
 def _play(stream: Stream, samples: np.ndarray) -> tuple[list[tuple[Event, float]], float]:
-    """Every event with the moment it is there, and the processor time of all."""
+    """Every event with the moment it is emitted, and the processor time of all."""
     size = round(CHUNK_SECONDS * stream.recognizer.sample_rate)
     found: list[tuple[Event, float]] = []
     total = 0.0

@@ -1,7 +1,7 @@
 """Scoring: word and character error rates, their intervals, and whether two models differ.
 
 Errors are counted by a least-cost edit path (rapidfuzz). Intervals come from resampling utterances with
-replacement; two models are compared on the same resampled utterances, so that hard utterances weigh alike.
+replacement; two models are compared on the same resampled utterances, so that hard utterances have the same weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def word_errors(reference: str, hypothesis: str) -> Errors:
-    """Errors in words, as whitespace parts them."""
+    """Errors in words, separated by whitespace."""
     return count(reference.split(), hypothesis.split())
 
 
@@ -79,7 +79,7 @@ def count(reference: Sequence[Any], hypothesis: Sequence[Any]) -> Errors:
 
 
 def doubled(reference: Sequence[Any], hypothesis: Sequence[Any]) -> int:
-    """Insertions of a unit that stands beside the same unit in the hypothesis: a token written twice."""
+    """Insertions of a unit next to the same unit in the hypothesis: a token written twice."""
     edits = Levenshtein.editops(reference, hypothesis)
     return sum(
         hypothesis[edit.dest_pos]
