@@ -17,7 +17,7 @@ from imputer import decoding, transcripts
 from imputer.recognizer import Recognizer
 from imputer.server import forms, modelnames, uploads
 from imputer.server.failures import Failure
-from imputer.server.settled import SettledText
+from imputer.server.settled_text import SettledText
 from serving import (
     TEXT,
     TRANSCRIPTIONS,

@@ -17,8 +17,8 @@ from imputer.server.failures import Failure
 from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
 from imputer.server.runners import LocalRunner
+from imputer.server.scheduling import BATCH_COST_SECONDS, FairClock, choose
 from imputer.server.settings import Settings
-from imputer.server.turns import BATCH_COST_SECONDS, FairClock, choose
 from serving import (
     TEXT,
     ask,

@@ -18,8 +18,8 @@ from imputer.server.failures import Failure, busy, shutting_down
 from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
 from imputer.server.runners import Runner, WorkerDied
+from imputer.server.scheduling import FairClock, choose, next_windows
 from imputer.server.settings import Settings
-from imputer.server.turns import FairClock, choose, next_windows
 
 URGENT_COST = 0.5  # of a running batch's cost: what may interrupt it costs less
 RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what is measured
@@ -175,12 +175,12 @@ class Batcher:
     def _next_batch(self) -> Batch | None:
         """Wait for work and the batching delay, and take a batch; None means stop."""
         with self.condition:
-            self._wait_for_company()
+            self._delay_batch()
             while not self.waiting:  # again, if all waiting windows were cancelled meanwhile
                 if self.stopping and not self.jobs:
                     return None
                 self.condition.wait(1.0 if self.stopping else None)
-                self._wait_for_company()
+                self._delay_batch()
             return self._take(self._choose(self.waiting, self.settings.batch_seconds))
 
     def _choose(self, windows: Sequence[Window], seconds: float) -> list[Window]:
@@ -199,16 +199,16 @@ class Batcher:
                 wait.observe(now - window.job.arrived)
         return Batch(windows)
 
-    def _wait_for_company(self) -> None:
+    def _delay_batch(self) -> None:
         """The batching delay, from the first arrival or the end of the last batch, whose clients may send again."""
-        while self.waiting and self._worth_waiting():
+        while self.waiting and self._under_load():
             since = max(self.last_end, min(window.arrived for window in self.waiting))
             left = since + self.settings.batch_delay_seconds - time.monotonic()
             if left <= 0:
                 return
             self.condition.wait(left)
 
-    def _worth_waiting(self) -> bool:
+    def _under_load(self) -> bool:
         """The batching delay costs a single client latency, so it is applied only under concurrent load."""
         if self.stopping or len(self.waiting) >= self.settings.batch_items:
             return False

@@ -16,8 +16,8 @@ from imputer.server.batcher import Batcher
 from imputer.server.failures import Failure, no_space
 from imputer.server.jobs import Job
 from imputer.server.metrics import Metrics
+from imputer.server.scheduling import FairClock
 from imputer.server.settings import Settings
-from imputer.server.turns import FairClock
 
 THREADS = 2
 TURN_SECONDS = 0.25  # of decoding, before another upload has its turn

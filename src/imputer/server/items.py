@@ -8,7 +8,7 @@ from typing import Any
 
 from imputer.recognizer import Recognizer
 from imputer.server.sessions import ALIGNMENT, LOGPROBS, PARTIAL, Session
-from imputer.server.wire import Wire
+from imputer.server.websocket import EventSocket
 from imputer.streaming import Event, Frames
 from imputer.transcripts import Word
 
@@ -27,8 +27,8 @@ class Item:
 class Items:
     """The items of one session, sent to its client as they grow."""
 
-    def __init__(self, wire: Wire, recognizers: Mapping[str, Recognizer], session: Session) -> None:
-        self.wire, self.recognizers, self.session = wire, recognizers, session
+    def __init__(self, socket: EventSocket, recognizers: Mapping[str, Recognizer], session: Session) -> None:
+        self.socket, self.recognizers, self.session = socket, recognizers, session
         self.offset = 0.0  # seconds of the session at which the stream began
         self.item: Item | None = None
         self.previous: str | None = None  # the item before
@@ -38,36 +38,36 @@ class Items:
         """Drop the open item, and all audio before ``now``."""
         self.item, self.committed = None, now
 
-    async def tell(self, event: Event | Frames) -> None:
+    async def send(self, event: Event | Frames) -> None:
         """Send the events of the stream as OpenAI's events."""
         detects = self.session.detection is not None
         if isinstance(event, Frames):
-            await self._tell_frames(event)
+            await self._send_frames(event)
         elif event.kind == "speech":
             if detects:
                 item = self.open(self.offset + event.start)
-                await self.wire.send(
+                await self.socket.send(
                     "input_audio_buffer.speech_started", audio_start_ms=_ms(item.start), item_id=item.id
                 )
         elif event.kind == "silence":
             if detects and self.item is not None:
                 end = self.offset + event.start
-                await self.wire.send(
+                await self.socket.send(
                     "input_audio_buffer.speech_stopped", audio_end_ms=_ms(end), item_id=self.item.id
                 )
                 await self.commit(end, self.offset + event.time)
         elif event.kind == "settled":
-            await self._tell_settled(event)
+            await self._send_settled(event)
         elif PARTIAL in self.session.include:
             item = self.open(self.committed)
-            await self.wire.send(PARTIAL, item_id=item.id, text=event.text, words=self._words(event))
+            await self.socket.send(PARTIAL, item_id=item.id, text=event.text, words=self._words(event))
 
-    async def _tell_settled(self, event: Event) -> None:
+    async def _send_settled(self, event: Event) -> None:
         item = self.open(self.committed)
         delta = f" {event.text}" if item.text else event.text
         item.text += delta
         more = {"logprobs": _logprobs(event.words)} if LOGPROBS in self.session.include else {}
-        await self.wire.send(
+        await self.socket.send(
             f"{TRANSCRIPTION}.delta",
             item_id=item.id,
             content_index=0,
@@ -87,10 +87,10 @@ class Items:
             for word in event.words
         ]
 
-    async def _tell_frames(self, event: Frames) -> None:
+    async def _send_frames(self, event: Frames) -> None:
         recognizer = self.recognizers[self.session.model]
         first = round(self.offset / recognizer.frame_seconds)
-        await self.wire.send(
+        await self.socket.send(
             ALIGNMENT,
             first=first + event.first,
             settled=first + event.settled,
@@ -109,7 +109,7 @@ class Items:
         assert self.item is not None
         item, self.item = self.item, None
         order = {"item_id": item.id, "previous_item_id": self.previous}
-        await self.wire.send("input_audio_buffer.committed", **order)
+        await self.socket.send("input_audio_buffer.committed", **order)
         content = {"type": "input_audio", "transcript": item.text}
         message = {
             "id": item.id,
@@ -120,8 +120,8 @@ class Items:
             "content": [content],
         }
         for kind in ("created",) if self.session.beta else ("added", "done"):
-            await self.wire.send(f"conversation.item.{kind}", item=message, previous_item_id=self.previous)
-        await self.wire.send(
+            await self.socket.send(f"conversation.item.{kind}", item=message, previous_item_id=self.previous)
+        await self.socket.send(
             f"{TRANSCRIPTION}.completed",
             item_id=item.id,
             content_index=0,

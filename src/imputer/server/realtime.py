@@ -21,10 +21,10 @@ from starlette.websockets import WebSocketDisconnect
 from imputer.decoding import Decoded
 from imputer.server.failures import Failure, retry_later, shutting_down, unexpected
 from imputer.server.items import Items
-from imputer.server.lines import Line
+from imputer.server.live_decoding import LiveDecoder
 from imputer.server.service import Service
 from imputer.server.sessions import ALIGNMENT, Detection, Session
-from imputer.server.wire import Wire, invalid, parse, pcm16
+from imputer.server.websocket import EventSocket, invalid, parse, pcm16
 from imputer.streaming import Event, Stream, Window
 
 PIECE_SECONDS = 0.5  # of a long message that are fed at a time: its events are sent meanwhile
@@ -71,15 +71,15 @@ class Conversation:
         self.id = f"sess_{secrets.token_hex(12)}"
         beta = "realtime=v1" in socket.headers.get("openai-beta", "")
         self.session = Session(service.models.default, beta=beta)
-        self.wire = Wire(socket, service.settings.write_seconds)
-        self.items = Items(self.wire, service.recognizers, self.session)
+        self.events = EventSocket(socket, service.settings.write_seconds)
+        self.items = Items(self.events, service.recognizers, self.session)
         self.queue: deque[dict[str, Any] | Audio] = deque()
         self.arrived = asyncio.Event()
         self.buffered = 0.0  # seconds in the queue
         self.received = 0.0  # seconds in all
         self.started = self.last_event = time.monotonic()
         self.crowded_out = False
-        self.line: Line | None = None
+        self.decoder: LiveDecoder | None = None
         self.stream: Stream | None = None
 
     def make_room(self) -> None:
@@ -93,22 +93,22 @@ class Conversation:
         try:
             await self._talk()
         except Failure as failure:
-            await self.wire.close(_close_code(failure), failure)
+            await self.events.close(_close_code(failure), failure)
         except WebSocketDisconnect:
             pass
         except Exception as error:
             logger.error("a live session failed", exc_info=error)
-            await self.wire.close(FAILED, unexpected())
+            await self.events.close(FAILED, unexpected())
         finally:
             self.service.sessions.leave(self)
-            if self.line is not None:
-                self.line.close()
+            if self.decoder is not None:
+                self.decoder.close()
 
     async def _talk(self) -> None:
         if name := self.socket.query_params.get("model"):
             self._use(Session(self.service.models.find(name), beta=self.session.beta))
         self.service.sessions.enter(self)
-        self._open_line()
+        self._open_decoder()
         await self._send_session("created")
         reader, worker = asyncio.ensure_future(self._read()), asyncio.ensure_future(self._work())
         try:
@@ -127,7 +127,7 @@ class Conversation:
         self.queue.append({"type": END})
         self.arrived.set()
         await worker
-        await self.wire.close(ending.code, ending.failure)
+        await self.events.close(ending.code, ending.failure)
 
     # What the client sends.
 
@@ -175,7 +175,7 @@ class Conversation:
             self._queue(event)
             self.arrived.set()
         except Failure as failure:
-            await self.wire.send_error(failure, event)
+            await self.events.send_error(failure, event)
 
     def _queue(self, event: dict[str, Any]) -> None:
         kind = event["type"]
@@ -212,7 +212,7 @@ class Conversation:
             try:
                 await HANDLERS[command["type"]](self, command)
             except Failure as failure:
-                await self.wire.send_error(failure, command)
+                await self.events.send_error(failure, command)
 
     async def _feed(self, samples: np.ndarray) -> None:
         size = max(1, round(PIECE_SECONDS * self.session.rate))
@@ -239,16 +239,16 @@ class Conversation:
 
     async def _drive(self, work: Generator[Window, Decoded, list[Event]]) -> None:
         """Run a generator of the stream, its windows in the network, and send the events."""
-        assert self.line is not None
+        assert self.decoder is not None
         result: Decoded | None = None
         while True:
             window, events = await self.service.offload(_advance, work, result)
             if window is None:
                 break
-            result = await self.line.decode(window)
-        self.line.job.seconds = self.seconds
+            result = await self.decoder.decode(window)
+        self.decoder.job.seconds = self.seconds
         for event in events:
-            await self.items.tell(event)
+            await self.items.send(event)
 
     async def _finish(self) -> None:
         """The stream ends: everything settles, and an item that is open is committed."""
@@ -267,16 +267,16 @@ class Conversation:
             before = self.session.model
             self._use(session)
             if session.model != before:
-                self._open_line()
+                self._open_decoder()
         await self._send_session("updated")
 
     def _use(self, session: Session) -> None:
         self.session = self.items.session = session
 
-    def _open_line(self) -> None:
-        before, model = self.line, self.session.model
-        self.line = Line(self.service.batcher, model, self.service.recognizers[model].sample_rate)
-        self.socket.scope["imputer.record"].job = self.line.job
+    def _open_decoder(self) -> None:
+        before, model = self.decoder, self.session.model
+        self.decoder = LiveDecoder(self.service.batcher, model, self.service.recognizers[model].sample_rate)
+        self.socket.scope["imputer.record"].job = self.decoder.job
         if before is not None:
             before.close()
 
@@ -298,11 +298,11 @@ class Conversation:
         if self.stream is not None:
             self.stream.clear()
         self.items.forget(self.seconds)
-        await self.wire.send("input_audio_buffer.cleared")
+        await self.events.send("input_audio_buffer.cleared")
 
     async def _send_session(self, state: str) -> None:
         kind = "transcription_session" if self.session.beta else "session"
-        await self.wire.send(f"{kind}.{state}", session=self.session.described(self.id))
+        await self.events.send(f"{kind}.{state}", session=self.session.described(self.id))
 
 
 HANDLERS: dict[str, Callable[[Conversation, dict[str, Any]], Awaitable[None]]] = {

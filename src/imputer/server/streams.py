@@ -13,7 +13,7 @@ from imputer.server.forms import TranscriptionRequest
 from imputer.server.jobs import Job
 from imputer.server.pictures import pictures
 from imputer.server.service import Service
-from imputer.server.settled import SettledText
+from imputer.server.settled_text import SettledText
 
 SILENCE_SECONDS = 15.0  # in a stream, before a comment shows proxies that it is alive
 COMMENT = b": waiting\n\n"

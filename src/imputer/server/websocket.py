@@ -16,7 +16,7 @@ from imputer.server.failures import Failure
 REASON_CHARACTERS = 120  # of a close frame, which has room for 123 bytes
 
 
-class Wire:
+class EventSocket:
     """Sends events; a client that does not read one in time is disconnected."""
 
     def __init__(self, socket: WebSocket, write_seconds: float) -> None:

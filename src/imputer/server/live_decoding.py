@@ -11,7 +11,7 @@ from imputer.streaming import Window
 from imputer.streaming.live import OPTIONS
 
 
-class Line:
+class LiveDecoder:
     """Decodes the windows of one stream through the batcher, one at a time."""
 
     def __init__(self, batcher: Batcher, model: str, sample_rate: int) -> None:
