@@ -88,7 +88,7 @@ class Stream:
         self._gate = gate or Gate()
         self._active_until = -math.inf  # seconds: the end of the last active block
         self._gated = 0  # samples that the gate has seen
-        self._told = 0  # words of the window that were emitted as settled
+        self._emitted = 0  # words of the window that were emitted as settled
         self._speaking = False
         self._wordless = False  # there is sound, but it was taken for silence: words end that, not sound
         self._silent_since = 0.0
@@ -116,7 +116,7 @@ class Stream:
 
     def clear(self) -> None:
         """Discard everything that is not settled."""
-        self._listen()
+        self._update_gate()
         self._begin_window(0)
         self._speaking = False
         self._active_until = -math.inf
@@ -135,13 +135,13 @@ class Stream:
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples)
         yield from self._add(samples)
-        return self._given()
+        return self._take_events()
 
     def flushing(self) -> Generator[Window, Decoded, list[Event]]:
-        self._listen()
+        self._update_gate()
         yield from self._end_segment()
         self._begin_window(0)
-        return self._given()
+        return self._take_events()
 
     def finishing(self) -> Generator[Window, Decoded, list[Event]]:
         if self._finished:
@@ -160,14 +160,14 @@ class Stream:
         except StopIteration as end:
             return end.value
 
-    def _given(self) -> list[Event]:
+    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events  # type: ignore[return-value]  # Frames only for those who asked for them
 
-    def _tell(self, kind: Kind, start: float = 0.0) -> None:
+    def _emit(self, kind: Kind, start: float = 0.0) -> None:
         self._events.append(Event(kind, self.seconds, start=start))
 
-    def _tell_words(self, kind: Kind, words: Sequence[Word]) -> None:
+    def _emit_words(self, kind: Kind, words: Sequence[Word]) -> None:
         text = " ".join(word.text for word in words)
         self._events.append(Event(kind, self.seconds, text, tuple(words)))
 
@@ -188,7 +188,7 @@ class Stream:
 
     def _step(self) -> Work:
         """One hop further: decode the window unless there is no speech."""
-        self._listen()
+        self._update_gate()
         if self.seconds - self._active_until >= self.pause:
             if self._hypothesis.tokens:
                 yield from self._end_segment()
@@ -196,15 +196,15 @@ class Stream:
             return
         changed = self._hypothesis.settled
         yield from self._decode()
-        self._tell_speech()
+        self._emit_speech()
         now = self._received // self.frame
         self._settle(self._hypothesis.agreed(now - self.patience, now - self.look_ahead))
-        self._tell_partial()
-        self._tell_frames(changed)
+        self._emit_partial()
+        self._emit_frames(changed)
         self._slide()
-        self._tell_blanks()
+        self._check_blanks()
 
-    def _listen(self) -> None:
+    def _update_gate(self) -> None:
         """Update the voice activity with the new samples."""
         self._take_chunks()
         block = round(BLOCK_SECONDS * self.recognizer.sample_rate)
@@ -230,23 +230,23 @@ class Stream:
         hypothesis = self._hypothesis
         if border > hypothesis.settled:
             hypothesis.settled = border
-            self._tell_settled(hypothesis.complete())
+            self._emit_settled(hypothesis.complete())
 
-    def _tell_settled(self, count: int) -> None:
+    def _emit_settled(self, count: int) -> None:
         """Emit the words in the first ``count`` frames that have not been emitted."""
         words = self._hypothesis.words(count)
-        if len(words) > self._told:
-            self._tell_words("settled", words[self._told :])
-            self._told = len(words)
+        if len(words) > self._emitted:
+            self._emit_words("settled", words[self._emitted :])
+            self._emitted = len(words)
 
-    def _tell_partial(self) -> None:
-        words = self._hypothesis.words()[self._told :]
+    def _emit_partial(self) -> None:
+        words = self._hypothesis.words()[self._emitted :]
         text = " ".join(word.text for word in words)
         if text != self._partial:
             self._partial = text
-            self._tell_words("partial", words)
+            self._emit_words("partial", words)
 
-    def _tell_frames(self, changed: int) -> None:
+    def _emit_frames(self, changed: int) -> None:
         if not self.frames:
             return
         hypothesis = self._hypothesis
@@ -261,25 +261,25 @@ class Stream:
             )
         )
 
-    def _tell_speech(self) -> None:
+    def _emit_speech(self) -> None:
         hypothesis = self._hypothesis
-        if self._speaking or (self._wordless and len(hypothesis.words()) <= self._told):
+        if self._speaking or (self._wordless and len(hypothesis.words()) <= self._emitted):
             return
         self._speaking, self._wordless = True, False
-        self._tell("speech", max(self._time(hypothesis.first), self._silent_since))
+        self._emit("speech", max(self._time(hypothesis.first), self._silent_since))
 
-    def _tell_silence(self, start: float) -> None:
+    def _emit_silence(self, start: float) -> None:
         if self._speaking:
             self._speaking, self._silent_since = False, start
-            self._tell("silence", start)
+            self._emit("silence", start)
 
-    def _tell_blanks(self) -> None:
+    def _check_blanks(self) -> None:
         """A long sound without words counts as silence."""
         hypothesis = self._hypothesis
         blanks = hypothesis.blanks()
         if self._speaking and not self._partial and blanks >= self._frames(BLANK_PAUSES * self.pause):
             self._wordless = True
-            self._tell_silence(self._time(hypothesis.end - blanks))
+            self._emit_silence(self._time(hypothesis.end - blanks))
 
     def _end_segment(self) -> Work:
         """The end of speech: settle the whole window."""
@@ -287,11 +287,11 @@ class Stream:
         if hypothesis.tokens or self._active_until > hypothesis.first * self.recognizer.frame_seconds:
             changed = hypothesis.settled
             yield from self._decode()
-            self._tell_speech()
+            self._emit_speech()
             hypothesis.settled = hypothesis.end
-            self._tell_settled(len(hypothesis.tokens))
-            self._tell_frames(changed)
-        self._tell_silence(round(min(self.seconds, self._active_until), 3))
+            self._emit_settled(len(hypothesis.tokens))
+            self._emit_frames(changed)
+        self._emit_silence(round(min(self.seconds, self._active_until), 3))
 
     def _begin_window(self, frames: int) -> None:
         """Begin a new window with the last ``frames`` whole frames as its start."""
@@ -300,7 +300,7 @@ class Stream:
         self._buffer = self._buffer[(first - self._hypothesis.first) * self.frame :]
         self._hypothesis = Hypothesis(self.recognizer, first, first)
         self._partial = ""
-        self._told = 0
+        self._emitted = 0
         self._wordless = False
 
     def _slide(self) -> None:
@@ -314,8 +314,8 @@ class Stream:
         cut = max(gaps, key=lambda gap: (gap[1], gap[0]), default=(latest, 0))[0]
         if cut < over:  # one endless word: the window must not grow for it
             cut = over
-            self._tell_settled(cut)
-        self._told -= len(hypothesis.words(cut))
+            self._emit_settled(cut)
+        self._emitted -= len(hypothesis.words(cut))
         self._buffer = self._buffer[cut * self.frame :]
         self._hypothesis = hypothesis.cut(cut)
 
