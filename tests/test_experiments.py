@@ -376,8 +376,8 @@ def test_seeds_stay_apart(place: Path) -> None:
 
 
 def test_dropout_of_an_imputer_is_not_that_of_its_expert(place: Path) -> None:
-    """The causes of letters_causes change one thing: all rows learn from the same expert."""
-    trained = result(place, "letters_causes")["provenance"]["trainings"]
+    """The rows of letters_ablation change one thing: all rows learn from the same expert."""
+    trained = result(place, "letters_ablation")["provenance"]["trainings"]
     changed = [run["settings"] for run in trained.values()]
     assert sum(run.get("model.dropout") == 0.3 for run in changed) == 1
     assert sum(name.startswith("tones-ctc-4-") for name in trained) == 1
@@ -585,7 +585,7 @@ def test_digits_are_made_from_single_ones(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(set(pair)) for pair in names] == [1, 2]  # CTC is trained once for both
 
 
-def test_words_are_parted_from_a_dictionary(tmp_path: Path) -> None:
+def test_words_of_a_dictionary_are_split(tmp_path: Path) -> None:
     lines = [f"{letter}o{letter} B D" for letter in "abcdefgh"]
     (tmp_path / "cmudict.dict").write_text("\n".join(lines) + "\n")
     dataset = datasets.cmudict(tmp_path)

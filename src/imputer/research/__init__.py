@@ -30,7 +30,7 @@ EXPERIMENTS = (
         "figure6",
         "topology",
         "english",
-        "letters_causes",
+        "letters_ablation",
         "start",
     ),
     *("error_kinds", "topk", "annealing", "model_samples", "noise", "bound", "adaptive", "paper_size"),

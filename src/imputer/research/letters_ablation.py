@@ -1,6 +1,6 @@
 """Why DP stops improving on letters to phonemes and CTC does not: one change at a time, each training under an hour.
 
-Every training is a run of its own that resumes. `timeout -s INT 55m imputer reproduce letters_causes` works for 55
+Every training is a run of its own that resumes. `timeout -s INT 55m imputer reproduce letters_ablation` works for 55
 minutes; the same command resumes. The expert is the same for all rows. Row by row, in steps of the main table:
 
     CTC                       the whole budget, every example all-masked

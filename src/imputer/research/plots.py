@@ -18,7 +18,7 @@ def by_passes(result: Result, title: str = "") -> Panel:
     """WER against passes, a line per model; CTC is level. The band is the range over seeds, where there are several."""
     lines: dict[str, list[tuple[float, ...]]] = {}
     for name, row in result.rows.items():
-        model, passes = _parted(name)
+        model, passes = _model_and_passes(name)
         seeds = [100 * rate for rate in result.trials(name).by_seed]
         band = (min(seeds), max(seeds)) if len(seeds) > 1 else ()
         lines.setdefault(model, []).append((passes or row["passes"], sum(seeds) / len(seeds), *band))
@@ -29,7 +29,7 @@ def by_passes(result: Result, title: str = "") -> Panel:
     return Panel("passes", "word error rate, %", lines, title, doubling=True)
 
 
-def _parted(name: str) -> tuple[str, int]:
+def _model_and_passes(name: str) -> tuple[str, int]:
     """The model and the passes in the name of a row; 0 if it names none."""
     found = re.fullmatch(r"(.*), (\d+) pass(?:es)?", name)
     return (found[1], int(found[2])) if found else (name, 0)
@@ -42,7 +42,7 @@ def kinds(result: Result, groups: Iterable[tuple[str, Sequence[str]]]) -> list[P
         rows = [name for name in names if "tokens" in result.rows.get(name, {})]
         if rows:
             lines = {
-                kind: [(_parted(name)[1], 100 * result.rate(name, kind).value) for name in rows]
+                kind: [(_model_and_passes(name)[1], 100 * result.rate(name, kind).value) for name in rows]
                 for kind in KINDS
             }
             found.append(Panel("passes", "errors per 100 tokens", lines, f"errors of {model}", stacked=True))
