@@ -112,12 +112,12 @@ def test_cardinals_read_back_as_their_number(number):
 
 def test_long_sentences_are_cut_at_punctuation_and_lose_no_word():
     sentence = ", ".join(f"{word} and some more words to follow it" for word in text_forms.UNITS)
-    parts = synthetic.pieces(sentence)
+    parts = synthetic.split_sentence(sentence)
     assert len(parts) > 1
     assert max(map(len, parts)) <= synthetic.MOST_SECONDS * synthetic.CHARACTERS_A_SECOND
     assert " ".join(map(text_forms.transcript, parts)) == text_forms.transcript(sentence)
     with pytest.raises(text_forms.Unspeakable, match="too long"):
-        synthetic.pieces("on and " * 200)
+        synthetic.split_sentence("on and " * 200)
 
 
 # Plan.

@@ -338,7 +338,7 @@ class Recognizer:
         """How this model decodes with language models and hotwords."""
         return models.language_model_settings(self.folder)
 
-    def knows_of_text(self, options: Options) -> str:
+    def text_knowledge(self, options: Options) -> str:
         """A short name for tables: which knowledge of text these options use, "lm", "hotwords", both or neither."""
         known = ("lm", self.language_model(options.lm)), ("hotwords", options.hotwords or None)
         return " + ".join(name for name, value in known if value is not None)

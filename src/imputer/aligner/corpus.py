@@ -98,7 +98,7 @@ def _aligned(
             left_out += [f"{batch.ids[i]}: more tokens than frames" for i in (~fits).nonzero()[:, 0].tolist()]
             if not len(keep):
                 continue
-            network = _Watched(model, acoustic[keep], frame_lengths[keep])
+            network = _CheckedNetwork(model, acoustic[keep], frame_lengths[keep])
             found = how(
                 network.log_probs, batch.targets[keep], network.frame_lengths, batch.target_lengths[keep]
             )
@@ -112,7 +112,7 @@ def _aligned(
                 yield batch.ids[i], row[:frames]
 
 
-class _Watched:
+class _CheckedNetwork:
     """The network over a batch; ``nan`` marks the utterances for which it gave NaN."""
 
     def __init__(self, model: Imputer, acoustic: Tensor, frame_lengths: Tensor) -> None:

@@ -266,14 +266,14 @@ def _copied(stream: BinaryIO) -> Any:
     return copy
 
 
-class _Kept(threading.local):
+class _OpenFiles(threading.local):
     """Each thread's open files, by path and identity on disk; the oldest is closed first."""
 
     def __init__(self) -> None:
         self.files: OrderedDict[tuple, Reader] = OrderedDict()
 
 
-_kept = _Kept()
+_kept = _OpenFiles()
 # A forked worker must not share file positions with its parent. Not needed on systems without fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _kept.files.clear())

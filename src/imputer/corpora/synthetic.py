@@ -38,7 +38,7 @@ FILES_A_FOLDER = 1000
 MOST_FAILURES = 20  # before the first success
 
 
-def pieces(spoken: str) -> list[str]:
+def split_sentence(spoken: str) -> list[str]:
     """A long sentence cut at its punctuation; shorter ones whole."""
     longest = int(MOST_SECONDS * CHARACTERS_A_SECOND)
     parts = [""]
@@ -116,14 +116,14 @@ def synthetic(source: Path, options: Options) -> Iterator[Found | Dropped]:
     if not sentences:
         raise ImputerError(f"{source}: no sentence can be synthesised")
     _claim(options.audio_folder, sentences, options.seed, voices)
-    with _encoding(options.frames_cache) as (encoder, keep):
+    with _encoding(options.frames_cache) as (encoder, store_frames):
         make = partial(_make, folder=options.audio_folder, seed=options.seed, voices=voices, encoder=encoder)
-        yield from _speech(make, keep, sentences, options)
+        yield from _speech(make, store_frames, sentences, options)
 
 
 def _speech(
     make: Callable[[tuple[int, list[str]]], "Made"],
-    keep: Callable[[Utterance, np.ndarray | None], None],
+    store_frames: Callable[[Utterance, np.ndarray | None], None],
     sentences: list[str],
     options: Options,
 ) -> Iterator[Found | Dropped]:
@@ -141,7 +141,7 @@ def _speech(
         path, duration, speaker, rows = made
         text = " ".join(map(transcript, spoken))
         utterance = Utterance(f"{name}-{number:06d}", str(path), duration, text, speaker)
-        keep(utterance, rows)
+        store_frames(utterance, rows)
         yield Found(utterance)
         seconds += duration
         if seconds >= 3600 * options.hours:
@@ -154,7 +154,7 @@ def read_sentences(source: Path) -> tuple[list[str], list[Dropped]]:
     drops: list[Dropped] = []
     for number, line in read_lines(source):
         try:
-            sentences += pieces(spell(line))
+            sentences += split_sentence(spell(line))
         except Unspeakable as reason:
             drops.append(Dropped(str(reason), f"line {number}: {line}"))
     return sentences, drops
@@ -197,7 +197,7 @@ def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance
     cache = FramesCache(folder, encoder := MoonshineEncoder())
     with cache.adding() as add:
 
-        def keep(utterance: Utterance, rows: np.ndarray | str | None) -> None:
+        def store_frames(utterance: Utterance, rows: np.ndarray | str | None) -> None:
             # An interrupted run may leave audio without its frames.
             if rows is None and utterance not in cache:
                 rows = packed_frames(utterance, encoder)
@@ -206,7 +206,7 @@ def _encoding(folder: str) -> Iterator[tuple[Encoder | None, Callable[[Utterance
             if rows is not None:
                 add(utterance, rows)
 
-        yield encoder, keep
+        yield encoder, store_frames
 
 
 def _make(

@@ -120,7 +120,7 @@ def evaluate(
         [scored[place] for place in sorted(scored)],
         clock() - started,
         failed,
-        recognizer.knows_of_text(options),
+        recognizer.text_knowledge(options),
     )
 
 

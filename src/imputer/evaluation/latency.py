@@ -69,7 +69,7 @@ def evaluate_stream(
         _collect(events, delays)
         if advance:
             advance(utterance.duration)
-    text = recognizer.knows_of_text(options.get("options") or OPTIONS)
+    text = recognizer.text_knowledge(options.get("options") or OPTIONS)
     return Evaluation(name, 0, "streaming", scored, spent, failed, text), delays
 
 

@@ -18,7 +18,7 @@ from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import Normalisation
 
 
-class Given:
+class PrecomputedVectors:
     """In place of an encoder: precomputed vectors of a known width and rate."""
 
     sample_rate = 16_000
@@ -47,7 +47,7 @@ class Frames(nn.Module):
 
     def __init__(self, settings: configs.FrontEnd, width: int, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.encoder = encoder or Given(settings)
+        self.encoder = encoder or PrecomputedVectors(settings)
         self.stack = settings.stack
         self.sample_rate = self.encoder.sample_rate
         self.feature_size = self.encoder.feature_size
@@ -69,7 +69,7 @@ class Frames(nn.Module):
         self, data: configs.Data, augmentation: Augmentation, utterances: Sequence[Utterance]
     ) -> Extract:
         """Precomputed vectors from their files, or the encoder's frames from the cache, which is filled first."""
-        if isinstance(self.encoder, Given):
+        if isinstance(self.encoder, PrecomputedVectors):
             return read_vectors
         cache = FramesCache(frames_folder(data.frames_cache, self.encoder.key), self.encoder)
         cache.fill(utterances)

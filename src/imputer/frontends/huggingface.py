@@ -46,14 +46,14 @@ class HuggingFaceEncoder:
         if self.settings.model_type == "whisper":
             # Two convolutions over a spectrogram every 10 ms, the second of stride 2; always 30 s of it.
             self.feature_size, self.hop, self.span = self.settings.d_model, 320, 320
-            self.frames_of: Callable[[int], int] = _frames_of_whisper
+            self.frames_of: Callable[[int], int] = _whisper_frame_count
         elif kernels:
             strides = list(self.settings.conv_stride)
             self.feature_size, self.hop = self.settings.hidden_size, math.prod(strides)
             self.span = 1
             for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
                 self.span = (self.span - 1) * stride + kernel
-            self.frames_of = _FramesOfConvolutions(tuple(zip(kernels, strides, strict=True)), self.span)
+            self.frames_of = _ConvolutionFrameCount(tuple(zip(kernels, strides, strict=True)), self.span)
         else:
             raise UsageError(
                 f"front_end.source = {source!r} is a {self.settings.model_type} model; the front end 'huggingface' "
@@ -99,11 +99,11 @@ class HuggingFaceEncoder:
         return self.__dict__ | {"_model": None, "_process": 0}
 
 
-def _frames_of_whisper(samples: int) -> int:
+def _whisper_frame_count(samples: int) -> int:
     return max(1, -(-samples // 320))
 
 
-class _FramesOfConvolutions:
+class _ConvolutionFrameCount:
     """The number of frames that a stack of (kernel, stride) convolutions makes of samples."""
 
     def __init__(self, layers: tuple[tuple[int, int], ...], shortest: int) -> None:
