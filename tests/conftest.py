@@ -1,8 +1,9 @@
 """The fast tier of the tests; and a tiny expert with its alignments, trained once for all tests that need one."""
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ import torch
 from imputer.corpora import tones
 from trainings import imputer, trained_on
 
-torch.set_num_threads(1)  # as in worker processes: the last digits of a sum hang on it
+if TYPE_CHECKING:
+    from imputer.recognizer import Recognizer
+    from imputer.server.service import Service
+
+torch.set_num_threads(1)  # as in worker processes: the last digits of a sum depend on it
 
 
 # Run by `make test-fast`: the paper against its oracles, and units that need no trained model, server or browser.
@@ -70,3 +75,29 @@ def stored(corpus: str, expert: Path, tmp_path_factory: pytest.TempPathFactory) 
         imputer("align", "--manifest", corpus, "--model", str(expert), "--store", path)
 
     return once(tmp_path_factory, "stored", align) / "train.alignments"
+
+
+# For tests that need a trained recogniser or a server: a model of the tone language. Imported when they are used, so
+# that the fast tests stay fast.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tones import save
+
+    return save(tmp_path_factory.mktemp("models") / "tones")
+
+
+@pytest.fixture(scope="module")
+def listener(folder: Path) -> "Recognizer":
+    from imputer.recognizer import Recognizer
+
+    return Recognizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[tuple[str, "Service"]]:
+    from serving import serving
+
+    with serving(folder) as (address, service):
+        yield address, service

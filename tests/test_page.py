@@ -98,11 +98,6 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tones.save(tmp_path_factory.mktemp("models") / "tones")
-
-
-@pytest.fixture(scope="module")
 def server(folder):
     with serving(folder) as found:
         yield found
@@ -403,7 +398,7 @@ def process(folder, port):
 
 
 def test_a_lost_server_and_one_that_comes_back(browser, folder):
-    """The server is killed while it writes; the page says so, and goes on when there is a server again."""
+    """The server is killed while it writes; the page says so, and continues when the server is back."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     listener.close()

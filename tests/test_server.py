@@ -14,7 +14,6 @@ from hypothesis import given, settings, strategies
 
 import tones
 from imputer import decoding, transcripts
-from imputer.recognizer import Recognizer
 from imputer.server import forms, modelnames, uploads
 from imputer.server.failures import Failure
 from imputer.server.settled_text import SettledText
@@ -31,22 +30,6 @@ from serving import (
     serving,
     wav,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tones.save(tmp_path_factory.mktemp("models") / "tones")
-
-
-@pytest.fixture(scope="module")
-def listener(folder):
-    return Recognizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def running(folder):
-    with serving(folder) as (address, service):
-        yield address, service
 
 
 @pytest.fixture(scope="module")

@@ -41,11 +41,6 @@ from serving import (
 ORDINARY = 5  # requests that must be answered while an attack runs
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tones.save(tmp_path_factory.mktemp("models") / "tones")
-
-
 def answered(address, count=ORDINARY):
     """Ordinary requests, one after the other, are all answered."""
     for _ in range(count):

@@ -10,7 +10,6 @@ from hypothesis import given, strategies
 
 import tones
 from imputer.decoding import Options
-from imputer.recognizer import Recognizer
 from imputer.server.batcher import Batcher
 from imputer.server.decoders import Cutter
 from imputer.server.failures import Failure
@@ -34,22 +33,6 @@ from serving import (
     wait_until,
     wav,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tones.save(tmp_path_factory.mktemp("models") / "tones")
-
-
-@pytest.fixture(scope="module")
-def listener(folder):
-    return Recognizer.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def running(folder):
-    with serving(folder) as (address, service):
-        yield address, service
 
 
 def test_many_clients_get_their_own_answers(running):
@@ -150,7 +133,7 @@ def test_choice_of_a_batch(data):
     assert len(batch) == 1 or (padded <= 64.0 and waste <= (len(batch) - 1) * BATCH_COST_SECONDS + 1e-6)
 
 
-# Fair turns. A window of so many seconds costs so many seconds here, and nothing else counts.
+# Fair turns. A window costs its duration in seconds here, and nothing else counts.
 
 
 def served(batcher, arrivals, until, done=lambda job: None):
