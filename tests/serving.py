@@ -120,7 +120,7 @@ def wait_until(condition):
 
 @contextmanager
 def held(service):
-    """The network of a server takes a batch and then stands still; setting the event lets it go on."""
+    """The network of a server takes a batch and then stops; setting the event lets it continue."""
     go, runner = threading.Event(), service.runners[0]
     run = runner.run
 

@@ -266,7 +266,7 @@ def test_the_sets_of_the_experiments_come_from_the_official_folders(tmp_path: Pa
 
 
 class Server:
-    """Serves bytes with ranges; breaks the first connections off after so many bytes."""
+    """Serves bytes with ranges; breaks the first connections off after a number of bytes."""
 
     def __init__(self, content: bytes, *, breaks: list[int], ranges: bool = True) -> None:
         self.asked: list[str | None] = []
@@ -520,7 +520,7 @@ def test_shorten_is_decoded_exactly(tmp_path: Path) -> None:
         audio.read(path)
 
 
-# digits: each digit is a tone of its own, so that what was joined can be heard again
+# digits: each digit is a tone of its own, so that the joined digits can be identified
 
 
 def digit_tone(digit: int, seconds: float = 0.4) -> np.ndarray:
@@ -615,7 +615,7 @@ def sharpness(samples: np.ndarray) -> float:
 
 def test_joints_do_not_click_and_pauses_are_not_dead() -> None:
     random = np.random.default_rng(0)
-    # Hard cases: sounds that are cut off while loud, in a room that can be heard.
+    # Hard cases: sounds that are cut off while loud, in a room with audible noise.
     loud = [tone(0.4, 300 + 100 * i)[: 6000 + 37 * i] for i in range(10)]
     rooms = [np.concatenate([one, np.zeros(3200)]) for one in loud]
     noisy = [one + 0.001 * random.standard_normal(len(one)) for one in rooms]

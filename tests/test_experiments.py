@@ -305,7 +305,7 @@ def test_the_commit_is_that_of_our_own_checkout(tmp_path: Path, monkeypatch: pyt
     git = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
     git(["git", "init"])
     (package / "__init__.py").write_text("")
-    assert provenance.checkout() == ("", False)  # a package inside somebody's repository, not part of it
+    assert provenance.checkout() == ("", False)  # a package inside another repository, not part of it
     git(["git", "add", "."])
     git(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"])
     commit, dirty = provenance.checkout()

@@ -178,7 +178,7 @@ def test_the_best_validation_is_kept_which_may_be_the_start(
 
 
 def test_a_few_recordings_make_the_model_better(expert: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """The expert knows eight sentences; new sentences at another pitch are what it must learn."""
+    """The expert is trained on eight sentences; it must learn new sentences at another pitch."""
     for name, value in {"FEWEST_STEPS": 150, "LEARNING_RATE": 3e-3, "STAY_NEAR": 0.0}.items():
         monkeypatch.setattr(finetuning, name, value)  # it is far from what it must learn
     source = recordings(tmp_path / "mine", 60, pitch=1.04, spoken_as=str.upper)

@@ -102,7 +102,7 @@ def test_hotwords_add_their_bonus_and_nothing_else(vocabulary, lm, merge, seed):
 
     def value(target):
         text = vocabulary.decode(target) if target else ""
-        whole = "".join(vocabulary.pieces(target)).startswith("▁")  # a piece of a word is no word
+        whole = "".join(vocabulary.pieces(target)).startswith("▁")  # a piece of a word is not a word
         words = text.split() if whole else text.split()[1:]
         hot = sum({"ab": 3, "b": 2}.get(word, 0) for word in words)
         return WIDE.lm_weight * lm.score(target) + WIDE.token_bonus * len(target) + bonus * hot

@@ -324,7 +324,7 @@ def test_sessions_are_logged_and_counted(model, tmp_path):
         assert seconds - 2 < counted < seconds + 0.1  # the client left in the silence at the end
         figures = get(f"{program.address}/metrics").text
         lines = [json.loads(line) for line in program.stop().splitlines()]
-    assert not [line for line in lines if line["level"] == "error"], "a refusal is no fault"
+    assert not [line for line in lines if line["level"] == "error"], "a refusal is not an error"
     for status, name in (("101", "tones"), ("403", "")):
         assert f'requests_total{{endpoint="realtime",model="{name}",status="{status}"}} 1.0' in figures
     (line,) = [line for line in lines if line.get("request_id") == "live-1"]

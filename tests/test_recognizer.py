@@ -367,7 +367,7 @@ def test_windows_meet_in_pauses(found, seconds):
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_windows_that_hear_the_same_join_to_the_same(data):
-    """Tokens with jitter of a frame, heard by both windows of every overlap, come out once each."""
+    """Tokens with jitter of a frame, found by both windows of every overlap, come out once each."""
     gaps = data.draw(st.lists(st.integers(4, 15), min_size=12, max_size=60))
     tokens = data.draw(st.lists(st.integers(1, 3), min_size=len(gaps), max_size=len(gaps)))
     places = np.cumsum(gaps)
@@ -393,7 +393,7 @@ def test_a_seam_prefers_pauses_and_agreement():
     assert 4 < cut < 13
     assert windows.seam([0] * 10, [0] * 10) == 5  # silence: in the middle
     assert 0 <= windows.seam([], []) == 0
-    # Only one window heard the 7 at the edge of the other: it is kept, whichever way.
+    # Only one window found the 7 at the edge of the other: it is kept, whichever way.
     assert windows.seam([0, 0, 5, 0, 0, 0, 0, 7, 0, 0], [0, 0, 5, 0, 0, 0, 0, 0, 0, 0]) >= 3
 
 

@@ -42,11 +42,6 @@ from serving import (
 from trainings import imputer
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tones.save(tmp_path_factory.mktemp("models") / "tones")
-
-
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "log"

@@ -149,7 +149,7 @@ def test_an_hour_takes_the_memory_of_a_window(recognizer, piece):
 
 
 def test_an_hour_of_speech_and_silence_is_transcribed(recognizer):
-    """The real network; nobody speaks for most of the hour."""
+    """The real network; most of the hour is silence."""
     spoken_minute, text = spoken(8, 11)
     rest = 0.0005 * np.random.default_rng(0).standard_normal(60 * RATE - len(spoken_minute)).astype(
         np.float32

@@ -1,4 +1,4 @@
-"""Synthetic speech: what is said equals what is written, the same seed gives the same speech, a stopped run goes on."""
+"""Synthetic speech: what is said equals what is written, the same seed gives the same speech, a stopped run resumes."""
 
 import importlib
 import json

@@ -120,7 +120,7 @@ def test_given_vectors_are_a_front_end_of_their_own(tmp_path: Path) -> None:
 
 
 def test_spelled_words_are_a_front_end_of_their_own(tmp_path: Path) -> None:
-    """Letters to phonemes: an expert, its alignments, an Imputer over them; what is no spelling is named."""
+    """Letters to phonemes: an expert, its alignments, an Imputer over them; an invalid spelling is named."""
     said = {"axe": "@ks", "cattle": "k@tAl", "shoe": "Su", "ox": "aks", "it's": "Its"}
     words = [manifest.Utterance(word, "cmudict.dict", 0.08 * len(word), text) for word, text in said.items()]
     manifest.write(tmp_path / "words.jsonl", words)

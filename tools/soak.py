@@ -65,7 +65,7 @@ DROPPED = "dropped in this training: none"  # what a run says at its end if it u
 
 
 def imputer(*words: str, kill_after: float | None = None) -> tuple[int, str]:
-    """Exit code and what was said; killed with SIGKILL after so many seconds.
+    """Exit code and what was said; killed with SIGKILL after a number of seconds.
 
     In a forked process: importing torch anew would take longer than the training.
     """
