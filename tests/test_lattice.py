@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import oracle
 from imputer import lattice, masking
 from imputer.alignments import collapse, compatible_count, state_path
-from imputer.lattice import compilation
+from imputer.lattice import compilation, kernel, paths, runs
 
 IMPLEMENTATIONS = ("kernel", "tensors")
 TOKENS = 4
@@ -670,3 +671,14 @@ def test_a_person_is_told_what_the_first_call_waits_for(
         said.append(sys.stderr.getvalue())
         compilation._announce.cache_clear()
     assert "compiling" in said[0] and said[1] == ""
+
+
+def test_a_part_is_compiled_once_for_all_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba has a type for each literal: a loop that starts at a plain 0 compiles what it calls twice."""
+    best_items = numba.njit(paths.best_items.py_func)  # without the cache, so that it is compiled here
+    monkeypatch.setattr(kernel, "best_items", best_items)
+    log_probs = torch.randn(1, 5, 4).log_softmax(-1)
+    lattice.best(
+        log_probs, torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([2]), implementation="kernel"
+    )
+    assert len(best_items.signatures) == len(runs.run_at.signatures) == 1

@@ -30,6 +30,11 @@ def part(**options: Any) -> Callable[..., Any]:
     )
 
 
+def woven(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a large part with one caller: numba copies it in, so that LLVM optimises it once, not per level."""
+    return njit(inline="always")(function) if AVAILABLE else function
+
+
 def allocator(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a function that makes arrays for compiled callers."""
     return njit(nogil=True)(function) if AVAILABLE else function
@@ -51,7 +56,7 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
 def _announce() -> None:
     """Say once, to a person at a terminal, what the first call waits for."""
     if sys.stderr.isatty():
-        print("imputer: compiling the lattice for this machine, once, in about 15 s ...", file=sys.stderr)
+        print("imputer: compiling the lattice for this machine, once, in about 10 s ...", file=sys.stderr)
 
 
 def _package_cache() -> type:
