@@ -123,3 +123,10 @@ def test_no_module_name_is_used_for_two_things(edges):
 def test_nothing_imports_a_command(edges):
     importers = {module for module, targets in edges.items() if any(room(t) == "commands" for t in targets)}
     assert {room(module) for module in importers} <= {"commands", "__main__"}
+
+
+def test_dir_lists_what_a_user_may_name() -> None:
+    listed = {name for name in dir(imputer) if not name.startswith("__")}
+    assert {"Recognizer", "finetune", "alignments", "masking", "objectives", "streaming"} <= listed
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & listed
+    assert all(hasattr(imputer, name) for name in listed)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import oracle
 from imputer import lattice, masking
 from imputer.alignments import collapse, compatible_count, state_path
-from imputer.lattice import compilation
+from imputer.lattice import compilation, kernel, paths, runs
 
 IMPLEMENTATIONS = ("kernel", "tensors")
 TOKENS = 4
@@ -664,9 +665,21 @@ def test_a_person_is_told_what_the_first_call_waits_for(
     spec.loader.exec_module(module)
     compilation._announce.cache_clear()
     said = []
-    for _ in range(2):  # the second is found in the cache
+    for change in ("", "", "a file that increment may inline from"):  # the second is found in the cache
+        (tmp_path / "neighbour.py").write_text(f"# {change}")
         monkeypatch.setattr(sys, "stderr", Terminal())
         assert compilation.entry(module.increment)(1) == 2
         said.append(sys.stderr.getvalue())
         compilation._announce.cache_clear()
-    assert "compiling" in said[0] and said[1] == ""
+    assert ["compiling" in line for line in said] == [True, False, True]
+
+
+def test_a_part_is_compiled_once_for_all_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba has a type for each literal: a loop that starts at a plain 0 compiles what it calls twice."""
+    best_items = numba.njit(paths.best_items.py_func)  # without the cache, so that it is compiled here
+    monkeypatch.setattr(kernel, "best_items", best_items)
+    log_probs = torch.randn(1, 5, 4).log_softmax(-1)
+    lattice.best(
+        log_probs, torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([2]), implementation="kernel"
+    )
+    assert len(best_items.signatures) == len(runs.run_at.signatures) == 1

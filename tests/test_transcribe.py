@@ -106,9 +106,11 @@ def test_recordings_that_differ_by_their_ending_are_named(run, model, folder, tm
 
 
 def test_every_audio_file_of_a_folder_is_read_or_reported(run, model, folder):
-    (folder / "broken.aac").write_bytes(b"not audio")
+    broken = [folder / f"broken.{ending}" for ending in ("aac", "raw", "wmv")]
+    for path in broken:
+        path.write_bytes(b"not audio")
     code, out, err = run(folder, "--model", model)
-    assert code == 1 and TEXTS["a.wav"] in out and str(folder / "broken.aac") in err
+    assert code == 1 and TEXTS["a.wav"] in out and all(str(path) in err for path in broken)
 
 
 def test_what_output_names(run, model, folder, tmp_path):

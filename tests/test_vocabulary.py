@@ -117,3 +117,8 @@ def test_a_foreign_model_with_other_ids_is_refused() -> None:
     )
     with pytest.raises(ImputerError, match="reserves ids other than 0"):
         Vocabulary(model.getvalue())
+
+
+def test_too_little_text_names_the_keys_that_help() -> None:
+    with pytest.raises(ValueError, match=r"the most it gives \(vocabulary.size\), or use vocabulary.units"):
+        Vocabulary.train(["ab ba"], size=400)

@@ -7,6 +7,7 @@ Submodules load on first use, so that ``import imputer`` costs nothing:
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ _LAZY = {"Recognizer": "recognizer", "Transcript": "transcripts", "finetune": "t
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    submodules = {module.name for module in iter_modules(__path__)} - {"__main__"}
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *submodules})
 
 
 def __getattr__(name: str) -> Any:

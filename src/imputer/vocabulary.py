@@ -156,6 +156,6 @@ def _why_not(error: RuntimeError, texts: list[str], size: int) -> str:
     if highest.isdigit():
         return (
             f"the text has too little variety for a vocabulary of {size}; "
-            f"{int(highest) - 1} is the most it gives, or use units='characters'"
+            f'{int(highest) - 1} is the most it gives (vocabulary.size), or use vocabulary.units = "characters"'
         )
     return f"SentencePiece could not train a vocabulary of {size}: {error}"

@@ -6,9 +6,14 @@ AUDIO_ENDINGS = frozenset(
     {
         *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
         *(".sph", ".nist", ".wv1", ".wv2"),
+        *(".aifc", ".snd"),
         # Read by PyAV.
-        *(".aac", ".ac3", ".amr", ".m4a", ".m4b", ".mka", ".mp2", ".weba", ".wma"),
-        *(".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"),
+        *(".aac", ".ac3", ".amr", ".ape", ".m4a", ".m4b", ".mka"),
+        *(".mp2", ".spx", ".tta", ".weba", ".wma", ".wv"),
+        *(".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4"),
+        *(".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
+        # Samples without a header cannot be read; they are listed so that they are reported.
+        *(".pcm", ".raw"),
     }
 )
 

@@ -39,8 +39,8 @@ def open_recording(source: Audio, stack: ExitStack, given_rate: int | None, samp
         return _samples(source, given_rate or sample_rate, sample_rate)
     if not isinstance(source, str | Path) and not hasattr(source, "read"):
         raise UsageError(
-            f"unsupported audio type: {type(source).__name__}; give a path, a binary file object or samples "
-            "as a numpy array or torch tensor"
+            f"unsupported audio type: {type(source).__name__}; give a path, a binary file object, samples "
+            "as a numpy array or torch tensor, or a list of these"
         )
     reader = stack.enter_context(audio.Reader(source))
 

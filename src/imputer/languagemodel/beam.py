@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from imputer.languagemodel import trie as tries
+from imputer.lattice.compilation import entry
 
 OPEN = -1  # in ``given``: the frame is not committed
 
@@ -60,7 +61,7 @@ def _place(node, slot, made, fresh, fresh_blanks, fresh_tokens):
     return np.int32(made), made + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def search(
     log_probs, given, trie, hot_next, hot_bonus, hot_end,
     lm_weight, token_bonus, beam, margin, most_tokens, floor, text_start, blank, merge_repeats,
@@ -202,7 +203,7 @@ def _best_of(
     return len(order)
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def confidences(
     log_probs, given, alignment, trie, lm_weight, token_bonus, most_tokens, floor, text_start, blank, merge_repeats,
     found,

@@ -1,4 +1,4 @@
-"""Compilation of the lattice's loops with numba, and its cache. Without numba they run as plain Python.
+"""Compilation of loops with numba, and its cache. Without numba they run as plain Python.
 
 Only the checks and the layout of runs (``arguments``, ``runs``, ``plan``) need to work without numba: the torch
 implementation uses them. ``weights``, ``scores``, ``steps``, ``sums`` and ``paths`` are the compiled implementation.
@@ -6,6 +6,7 @@ implementation uses them. ``weights``, ``scores``, ``steps``, ``sums`` and ``pat
 
 import functools
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,11 @@ def part(**options: Any) -> Callable[..., Any]:
     )
 
 
+def woven(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a large part with one caller: numba copies it in, so that LLVM optimises it once, not per level."""
+    return njit(inline="always")(function) if AVAILABLE else function
+
+
 def allocator(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a function that makes arrays for compiled callers."""
     return njit(nogil=True)(function) if AVAILABLE else function
@@ -41,7 +47,7 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     compiled = njit(nogil=True)(function)
     try:
-        compiled._cache = _package_cache()(function)
+        compiled._cache = _package_cache(Path(inspect.getfile(function)).parent)(function)
     except RuntimeError:  # no writable place for the cache: compile in every process
         return compiled
     return compiled
@@ -51,12 +57,12 @@ def entry(function: Callable[..., Any]) -> Callable[..., Any]:
 def _announce() -> None:
     """Say once, to a person at a terminal, what the first call waits for."""
     if sys.stderr.isatty():
-        print("imputer: compiling the lattice for this machine, once, in about 15 s ...", file=sys.stderr)
+        print("imputer: compiling for this machine, once, in about 10 s ...", file=sys.stderr)
 
 
-def _package_cache() -> type:
-    """numba's cache, keyed by the sources of this package: numba itself checks only the function's own file."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+def _package_cache(folder: Path) -> type:
+    """numba's cache, keyed by the sources of a package: numba itself checks only the function's own file."""
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     fingerprint = hashlib.sha256(sources).hexdigest()
 
     class PackageCache(FunctionCache):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import IMPOSSIBLE, LOWEST, MASKED, UNREACHED
-from imputer.lattice.compilation import entry, part
-from imputer.lattice.runs import band, band_width, row_length, run_at
+from imputer.lattice.compilation import entry, part, woven
+from imputer.lattice.runs import ZERO, band, band_width, row_length, run_at
 from imputer.lattice.scores import Source, lay_out, new_layout, ordered_score, widen
 from imputer.lattice.weights import ONE
 
@@ -54,7 +54,7 @@ def best_row(b, k, before, at, pointers, pointer, blank_score, scores, distinct,
         pointers[pointer + c] = (BLANK_WINS if blank >= token else 0) | (STAYS if stay >= enter else 0)
 
 
-@part()
+@woven
 def advance_best(source, run, loop, since, until, stride, tables):
     """Scores and back pointers of the frames after ``since`` up to ``until``; return where the last row is."""
     b, k, pointers = tables.b, tables.k, tables.pointers
@@ -92,18 +92,34 @@ def best_run(source, run, merge_repeats, target, blank, tables, alignment):
         k[1] = 0.0
     else:
         b[1] = 0.0
-    since, until, here = 0, 0, 1
-    while until < run.frames:
-        if until > 0:
-            move_row(b, here, b, 1, stride)
-            move_row(k, here, k, 1, stride)
-        since, until = until, min(until + chunk, run.frames)
-        if chunk < run.frames:
-            move_row(b, 1, tables.saved_b, since // chunk * stride + 1, stride)
-            move_row(k, 1, tables.saved_k, since // chunk * stride + 1, stride)
-        here = advance_best(source, run, loop, since, until, stride, tables)
+    chunks = -(-run.frames // chunk)
+    here, j, emits_blank, best = 1, ZERO, False, 0.0
+    for turn in range(
+        2 * chunks
+    ):  # forward, then back; in one loop, so that ``advance_best`` is compiled once
+        number = min(turn, 2 * chunks - 1 - turn)
+        since, until = number * chunk, min(number * chunk + chunk, run.frames)
+        place = number * stride + 1
+        if 0 < turn < chunks:
+            move_rows(b, k, here, b, k, 1, stride)
+        if turn < chunks and chunks > 1:
+            move_rows(b, k, 1, tables.saved_b, tables.saved_k, place, stride)
+        if turn > chunks:
+            move_rows(tables.saved_b, tables.saved_k, place, b, k, 1, stride)
+        if turn != chunks:
+            here = advance_best(source, run, loop, since, until, stride, tables)
+        if turn == chunks - 1:
+            j, emits_blank, best = last_state(run, b, k, here, distinct, loop)
+        if turn >= chunks:
+            j, emits_blank = trace_back(
+                run, since, until, stride, tables.pointers, distinct, target, blank, alignment, j, emits_blank
+            )
+    return best
 
-    # The step to the state after the run: like any other, without an emission.
+
+@woven
+def last_state(run, b, k, here, distinct, loop):
+    """The best state in a run's last frame, and its score: a step like any other, without an emission."""
     low, _ = band(run.frames, run.frames, run.begun, run.fewest, run.most)
     j = run.after // 2
     cell = here + j - low
@@ -114,34 +130,33 @@ def best_run(source, run, merge_repeats, target, blank, tables, alignment):
         stay = k[cell + 1] + loop
         if stay >= best:
             emits_blank, best, j = False, stay, j + 1
+    return j, emits_blank, best
 
-    for t in range(run.frames, 0, -1):
-        if t == since:
-            since -= chunk
-            move_row(tables.saved_b, since // chunk * stride + 1, b, 1, stride)
-            move_row(tables.saved_k, since // chunk * stride + 1, k, 1, stride)
-            advance_best(source, run, loop, since, t, stride, tables)
+
+@woven
+def trace_back(run, since, until, stride, pointers, distinct, target, blank, alignment, j, emits_blank):
+    """Write the path from its state at frame ``until`` back to ``since + 1``; return its state at ``since``."""
+    for t in range(until, since, -1):
         alignment[t - 1] = blank if emits_blank else target[j - 1]
         may_skip = True
         if not emits_blank:
-            if tables.pointers[pointer_to(run, since, t, j, stride)] & STAYS:
+            if pointers[pointer_to(run, since, t, j, stride)] & STAYS:
                 continue
             may_skip = distinct[j]
             j -= 1
-        emits_blank = (
-            not may_skip or tables.pointers[pointer_to(run, since, t - 1, j, stride)] & BLANK_WINS > 0
-        )
-    return best
+        emits_blank = not may_skip or pointers[pointer_to(run, since, t - 1, j, stride)] & BLANK_WINS > 0
+    return j, emits_blank
 
 
 @part()
-def move_row(source, at, destination, to, stride):
-    """Copy a row with the cells on its sides."""
+def move_rows(b, k, at, to_b, to_k, to, stride):
+    """Copy rows of B and K with the cells on their sides."""
     for c in range(stride):
-        destination[to - 1 + c] = source[at - 1 + c]
+        to_b[to - 1 + c] = b[at - 1 + c]
+        to_k[to - 1 + c] = k[at - 1 + c]
 
 
-@part()
+@woven
 def pointer_to(run, since, t, j, stride):
     lowest, _ = band(t, run.frames, run.begun, run.fewest, run.most)
     return (t - since) * stride + 1 + j - lowest
@@ -173,7 +188,7 @@ def best_items(
             distinct[:] = True
         origin = item * strides[0]
         total, is_possible = 0.0 if length > 0 or target_length == 0 else -np.inf, True
-        frame, before = 0, 0
+        frame, before = ZERO, ZERO
         while frame < length and total != -np.inf:
             if states[item, frame] == MASKED:
                 run = run_at(

@@ -7,9 +7,12 @@ before the first counts as a committed blank in state 0, the one after the last 
 
 from typing import NamedTuple
 
+import numpy as np
+
 from imputer.lattice.arguments import MASKED
 from imputer.lattice.compilation import entry, part
 
+ZERO = np.int64(0)  # a plain 0 is a type of its own: what it is passed to would be compiled twice
 VECTOR = 16  # cells that one iteration of a compiled loop processes; rows are padded to a multiple of it
 NARROW = 8  # rows up to this width are not padded
 
@@ -99,7 +102,7 @@ def write_single_path(states, frame, end, before, after, merge_repeats):
 def measure(states, length, size, merge_repeats):
     """(cells that some alignment reaches, cells in the largest table of rows); writes the states of single paths."""
     cells, table = 0, 0
-    frame, before = 0, 0
+    frame, before = ZERO, ZERO
     while frame < length:
         if states[frame] == MASKED:
             end = run_end(states, frame, length)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import MASKED
-from imputer.lattice.compilation import allocator, entry, part
-from imputer.lattice.runs import band, band_width, first_token, row_length, run_at
+from imputer.lattice.compilation import allocator, entry, part, woven
+from imputer.lattice.runs import ZERO, band, band_width, first_token, row_length, run_at
 from imputer.lattice.scores import Source, committed_score, lay_out, new_layout, widen
 from imputer.lattice.steps import (
     join_row,
@@ -85,14 +85,14 @@ def new_tables(size, longest_row, rows_saved, merge_repeats):
     )
 
 
-@part()
+@woven
 def chunk_length(frames, stride, keep):
     """How many frames of a run to process with one table of rows; a sum alone needs only the last row."""
     most = TABLE // stride - 1 if keep else NORMALISE_EVERY
     return min(frames, max(most, NORMALISE_EVERY))
 
 
-@part()
+@woven
 def enter(before, merge_repeats, b, k, width):
     """Row 0, before a run's first frame: weight 1 on the known state ``before``."""
     clear_row(b, ONE, width)
@@ -104,7 +104,7 @@ def enter(before, merge_repeats, b, k, width):
         b.e[1] = 0
 
 
-@part()
+@woven
 def leave(run, low, distinct, suffix_b, suffix_k, width):
     """The row of suffixes at a run's last frame: weight 1 wherever the known state ``after`` may follow."""
     clear_row(suffix_b, ONE, width)
@@ -171,25 +171,7 @@ def advance(source, run, merge_repeats, since, until, stride, tables):
     return last
 
 
-@part()
-def forward(source, run, merge_repeats, stride, chunk, save, tables):
-    """Prefixes of a whole run, chunk by chunk; return the position of the last row and the start of its chunk."""
-    b, k = tables.b, tables.k
-    width = U(stride - 2)
-    enter(run.before, merge_repeats, b, k, width)
-    since, until, last = 0, 0, ONE
-    while until < run.frames:
-        if until > 0:
-            copy_rows(b, k, last, b, k, ONE, width, merge_repeats)
-        since, until = until, min(until + chunk, run.frames)
-        if save:
-            place = U(since // chunk * stride + 1)
-            copy_rows(b, k, ONE, tables.saved_b, tables.saved_k, place, width, merge_repeats)
-        last = advance(source, run, merge_repeats, since, until, stride, tables)
-    return last, since
-
-
-@part()
+@woven
 def run_weight(run, low, merge_repeats, at, width, tables):
     """Prefixes times suffixes at the last frame: the weight of the run."""
     b, k, suffix_b, suffix_k = tables.b, tables.k, tables.suffix_b, tables.suffix_k
@@ -204,7 +186,7 @@ def run_weight(run, low, merge_repeats, at, width, tables):
     return total_m, total_e
 
 
-@part()
+@woven
 def write_reach(run, merge_repeats, posteriors, frame):
     """Write which target positions each frame may emit; return the number of cells."""
     cells = 0
@@ -224,27 +206,21 @@ def clear_posteriors(posteriors, frame, frames):
     posteriors.counts[frame : frame + frames] = 0
 
 
-@part()
-def backward(
-    source, run, merge_repeats, stride, chunk, since, total_m, total_e, tables, posteriors, frame, cell
+@woven
+def go_back(
+    source, run, merge_repeats, since, until, stride, scale_m, scale_e, tables, posteriors, frame, cell, here
 ):
-    """Suffixes back to the run's start, and the posteriors: prefix times suffix over the run's weight.
+    """Suffixes of the frames ``until`` back to ``since + 1``, and the posteriors: prefix times suffix times scale.
 
-    ``frame`` is the run's first frame in ``posteriors``, ``cell`` the end of its tokens there. The prefixes of all
-    chunks but the last (from ``since`` on) are computed again from their saved first rows.
+    ``frame`` is the run's first frame in ``posteriors``, ``cell`` the end of the tokens of frame ``until`` there,
+    ``here`` its row of suffixes. Returns ``cell`` and ``here`` for the frame ``since``.
     """
     b, k, emissions, row = tables.b, tables.k, tables.emissions, tables.posteriors
     suffix_b, suffix_k = tables.suffix_b, tables.suffix_k
     width = U(stride - 2)
-    scale_m, scale_e = 1 / total_m, -total_e
-    low, _ = band(run.frames, run.frames, run.begun, run.fewest, run.most)
-    here, there = ONE, U(stride + 1)  # two rows of suffixes, used alternately
-    for t in range(run.frames, 0, -1):
-        if t == since:
-            since -= chunk
-            place = U(since // chunk * stride + 1)
-            copy_rows(tables.saved_b, tables.saved_k, place, b, k, ONE, width, merge_repeats)
-            advance(source, run, merge_repeats, since, t, stride, tables)
+    there = U(stride + 2) - here  # two rows of suffixes, used alternately
+    low, _ = band(until, run.frames, run.begun, run.fewest, run.most)
+    for t in range(until, since, -1):
         at = U((t - since) * stride + 1)
         lowest, _ = band(t - 1, run.frames, run.begun, run.fewest, run.most)
         shift = U(low - lowest)
@@ -278,30 +254,53 @@ def backward(
                 normalise_row(suffix_k, there, width)
         low = lowest
         here, there = there, here
+    return cell, here
 
 
 @part()
 def sum_run(source, run, merge_repeats, keep, tables, posteriors, frame, cell):
-    """(log weight of one run, cells used in ``posteriors``); the posteriors are written if ``keep``."""
+    """(log weight of one run, cells used in ``posteriors``); the posteriors are written if ``keep``.
+
+    The run is walked forward chunk by chunk, and back if ``keep``: each chunk but the last is then computed again
+    from its saved first row. All of it is one loop so that ``advance`` is compiled in one place.
+    """
     widest = band_width(run.frames, run.begun, run.fewest, run.most)
     if widest == 0:
         return -np.inf, 0
+    b, k, saved_b, saved_k = tables.b, tables.k, tables.saved_b, tables.saved_k
     stride = row_length(widest)
     width = U(stride - 2)
     chunk = chunk_length(run.frames, stride, keep)
-    save = keep and run.frames > chunk
-    last, since = forward(source, run, merge_repeats, stride, chunk, save, tables)
-    low, _ = band(run.frames, run.frames, run.begun, run.fewest, run.most)
-    leave(run, low, source.distinct, tables.suffix_b, tables.suffix_k, width)
-    total_m, total_e = run_weight(run, low, merge_repeats, last, width, tables)
-    result = logarithm(total_m, total_e)
-    if not keep or result == -np.inf:
-        return result, 0
-    cells = write_reach(run, merge_repeats, posteriors, frame)
-    backward(
-        source, run, merge_repeats, stride, chunk, since, total_m, total_e, tables, posteriors, frame,
-        cell + cells,
-    )  # fmt: skip
+    chunks = -(-run.frames // chunk)
+    enter(run.before, merge_repeats, b, k, width)
+    last, suffix, result, cells, scale_m, scale_e = ONE, ONE, 0.0, ZERO, 1.0, ZERO
+    for turn in range(2 * chunks if keep else chunks):
+        number = min(turn, 2 * chunks - 1 - turn)
+        since, until = number * chunk, min(number * chunk + chunk, run.frames)
+        place = U(number * stride + 1)
+        if 0 < turn < chunks:
+            copy_rows(b, k, last, b, k, ONE, width, merge_repeats)
+        if turn < chunks and keep and chunks > 1:
+            copy_rows(b, k, ONE, saved_b, saved_k, place, width, merge_repeats)
+        if turn > chunks:
+            copy_rows(saved_b, saved_k, place, b, k, ONE, width, merge_repeats)
+        if turn != chunks:
+            last = advance(source, run, merge_repeats, since, until, stride, tables)
+        if turn == chunks - 1:
+            low, _ = band(run.frames, run.frames, run.begun, run.fewest, run.most)
+            leave(run, low, source.distinct, tables.suffix_b, tables.suffix_k, width)
+            total_m, total_e = run_weight(run, low, merge_repeats, last, width, tables)
+            scale_m, scale_e = 1 / total_m, -total_e
+            result = logarithm(total_m, total_e)
+            if not keep or result == -np.inf:
+                break
+            cells = write_reach(run, merge_repeats, posteriors, frame)
+            cell += cells
+        if turn >= chunks:
+            cell, suffix = go_back(
+                source, run, merge_repeats, since, until, stride, scale_m, scale_e, tables, posteriors, frame,
+                cell, suffix,
+            )  # fmt: skip
     return result, cells
 
 
@@ -324,7 +323,7 @@ def sum_items(
         origin = item * strides[0]
         total = 0.0 if length > 0 or target_length == 0 else -np.inf
         cell = bases[item]
-        frame, before = 0, 0
+        frame, before = ZERO, ZERO
         while frame < length:
             here = item * frames + frame
             if states[item, frame] == MASKED:
