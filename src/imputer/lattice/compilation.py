@@ -31,7 +31,7 @@ def part(**options: Any) -> Callable[..., Any]:
     )
 
 
-def woven(function: Callable[..., Any]) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a large part with one caller: numba copies it in, so that LLVM optimises it once, not per level."""
     return njit(inline="always")(function) if AVAILABLE else function
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import IMPOSSIBLE, LOWEST, MASKED, UNREACHED
-from imputer.lattice.compilation import entry, part, woven
+from imputer.lattice.compilation import entry, part, inlined
 from imputer.lattice.runs import ZERO, band, band_width, row_length, run_at
 from imputer.lattice.scores import Source, lay_out, new_layout, ordered_score, widen
 from imputer.lattice.weights import ONE
@@ -54,7 +54,7 @@ def best_row(b, k, before, at, pointers, pointer, blank_score, scores, distinct,
         pointers[pointer + c] = (BLANK_WINS if blank >= token else 0) | (STAYS if stay >= enter else 0)
 
 
-@woven
+@inlined
 def advance_best(source, run, loop, since, until, stride, tables):
     """Scores and back pointers of the frames after ``since`` up to ``until``; return where the last row is."""
     b, k, pointers = tables.b, tables.k, tables.pointers
@@ -117,7 +117,7 @@ def best_run(source, run, merge_repeats, target, blank, tables, alignment):
     return best
 
 
-@woven
+@inlined
 def last_state(run, b, k, here, distinct, loop):
     """The best state in a run's last frame, and its score: a step like any other, without an emission."""
     low, _ = band(run.frames, run.frames, run.begun, run.fewest, run.most)
@@ -133,7 +133,7 @@ def last_state(run, b, k, here, distinct, loop):
     return j, emits_blank, best
 
 
-@woven
+@inlined
 def trace_back(run, since, until, stride, pointers, distinct, target, blank, alignment, j, emits_blank):
     """Write the path from its state at frame ``until`` back to ``since + 1``; return its state at ``since``."""
     for t in range(until, since, -1):
@@ -156,7 +156,7 @@ def move_rows(b, k, at, to_b, to_k, to, stride):
         to_k[to - 1 + c] = k[at - 1 + c]
 
 
-@woven
+@inlined
 def pointer_to(run, since, t, j, stride):
     lowest, _ = band(t, run.frames, run.begun, run.fewest, run.most)
     return (t - since) * stride + 1 + j - lowest

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import MASKED
-from imputer.lattice.compilation import allocator, entry, part, woven
+from imputer.lattice.compilation import allocator, entry, part, inlined
 from imputer.lattice.runs import ZERO, band, band_width, first_token, row_length, run_at
 from imputer.lattice.scores import Source, committed_score, lay_out, new_layout, widen
 from imputer.lattice.steps import (
@@ -85,14 +85,14 @@ def new_tables(size, longest_row, rows_saved, merge_repeats):
     )
 
 
-@woven
+@inlined
 def chunk_length(frames, stride, keep):
     """How many frames of a run to process with one table of rows; a sum alone needs only the last row."""
     most = TABLE // stride - 1 if keep else NORMALISE_EVERY
     return min(frames, max(most, NORMALISE_EVERY))
 
 
-@woven
+@inlined
 def enter(before, merge_repeats, b, k, width):
     """Row 0, before a run's first frame: weight 1 on the known state ``before``."""
     clear_row(b, ONE, width)
@@ -104,7 +104,7 @@ def enter(before, merge_repeats, b, k, width):
         b.e[1] = 0
 
 
-@woven
+@inlined
 def leave(run, low, distinct, suffix_b, suffix_k, width):
     """The row of suffixes at a run's last frame: weight 1 wherever the known state ``after`` may follow."""
     clear_row(suffix_b, ONE, width)
@@ -171,7 +171,7 @@ def advance(source, run, merge_repeats, since, until, stride, tables):
     return last
 
 
-@woven
+@inlined
 def run_weight(run, low, merge_repeats, at, width, tables):
     """Prefixes times suffixes at the last frame: the weight of the run."""
     b, k, suffix_b, suffix_k = tables.b, tables.k, tables.suffix_b, tables.suffix_k
@@ -186,7 +186,7 @@ def run_weight(run, low, merge_repeats, at, width, tables):
     return total_m, total_e
 
 
-@woven
+@inlined
 def write_reach(run, merge_repeats, posteriors, frame):
     """Write which target positions each frame may emit; return the number of cells."""
     cells = 0
@@ -206,7 +206,7 @@ def clear_posteriors(posteriors, frame, frames):
     posteriors.counts[frame : frame + frames] = 0
 
 
-@woven
+@inlined
 def go_back(
     source, run, merge_repeats, since, until, stride, scale_m, scale_e, tables, posteriors, frame, cell, here
 ):
