@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from imputer import audio, configs, frontends, models, training
+from imputer.data.manifest import Manifest
 from imputer.errors import UsageError
 from imputer.frontends import moonshine
 from imputer.frontends import trainable_moonshine as module
@@ -178,3 +180,86 @@ def test_weights_that_are_missing_for_another_reason_are_named(tmp_path):
     models.save(tmp_path, Imputer(replace(shape, filter_size=16), SETTINGS, vocabulary.size), vocabulary)
     with pytest.raises(UsageError, match=r"layers.0.filter_in.bias: 16 in the file, 32 in the model"):
         starting.start_from(str(tmp_path), Imputer(shape, SETTINGS, vocabulary.size), vocabulary)
+
+
+@pytest.fixture
+def small_run(tmp_path):
+    """A configuration over an encoder of random weights, and the model folder it starts from."""
+    sample = models.SHIPPED / "english" / "sample.wav"
+    text = "have to live with myself and so"
+    manifest = tmp_path / "m.jsonl"
+    line = {"id": "a", "audio_filepath": str(sample), "duration": audio.info(sample).seconds, "text": text}
+    manifest.write_text(json.dumps(line) + "\n")
+    vocabulary = Vocabulary.train([text], size=20, units="characters")
+    shape = configs.Model(width=32, layers=1, heads=2, filter_size=32)
+    torch.manual_seed(0)
+    models.save(tmp_path / "start", Imputer(shape, SETTINGS, vocabulary.size), vocabulary)
+    return configs.Config(
+        front_end=SETTINGS,
+        model=shape,
+        data=configs.Data(
+            train=(str(manifest),), workers=0, batch_seconds=10, frames_cache=str(tmp_path / "frames")
+        ),
+        augmentation=configs.Augmentation(spec_augment=True),
+        rollin=configs.Rollin(alignments="own"),
+        training=configs.Training(
+            objective="dynamic_programming",
+            start_from=str(tmp_path / "start"),
+            pretrained_rate=0.0,
+            steps=4,
+            warmup_steps=0,
+            checkpoint_every=2,
+            average=0.9,
+            threads=1,
+        ),
+    )
+
+
+def test_a_start_that_has_an_encoder_needs_no_other_package(small_run, tmp_path, monkeypatch):
+    """Fine-tuning `english` failed where moonshine-voice or onnx was not installed."""
+    monkeypatch.setattr(module, "pretrained_weights", lambda: pytest.fail("reads moonshine-voice"))
+    rate = replace(small_run.training, pretrained_rate=1.0, steps=1)
+    assert training.train(replace(small_run, training=rate), tmp_path / "run").is_dir()
+
+
+def test_a_frozen_encoder_stays_and_its_frames_are_cached_once(small_run, tmp_path, monkeypatch):
+    runs = []
+    extract = module.FrozenEncoder.extract
+    monkeypatch.setattr(
+        module.FrozenEncoder, "extract", lambda self, sound: runs.append(1) or extract(self, sound)
+    )
+    start, _ = models.load(tmp_path / "start")
+    trained, _ = models.load(training.train(small_run, tmp_path / "run"))
+    assert len(runs) == 1  # for all steps together
+    for name, weight in trained.state_dict().items():
+        assert torch.equal(weight, start.state_dict()[name]) == name.startswith(
+            (PRETRAINED, "front_end.norm")
+        ), name
+
+
+def test_an_interrupted_run_over_a_frozen_encoder_resumes_bit_exactly(small_run, tmp_path):
+    whole = models.read_weights(training.train(small_run, tmp_path / "whole") / models.WEIGHTS)
+    first = training.train(small_run, tmp_path / "cut").parent
+    shutil.rmtree(first / "model")
+    (first / "checkpoints" / "step-00000004.safetensors").unlink()
+    # The start may be another model by now: the encoder of the checkpoint counts.
+    other, vocabulary = models.load(tmp_path / "start")
+    torch.nn.init.zeros_(other.front_end.encoder.norm.weight)
+    models.save(tmp_path / "start", other, vocabulary)
+    resumed = models.read_weights(training.train(small_run, tmp_path / "cut") / models.WEIGHTS)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@torch.no_grad()
+def test_frozen_frames_are_those_of_the_encoder(small_run, tmp_path):
+    model, _ = models.load(tmp_path / "start")
+    utterances = list(Manifest(small_run.data.train[0]))
+    rows = model.front_end.reader(small_run.data, configs.NO_AUGMENTATION, utterances)(utterances[0], None)
+    expected, lengths = model.encode(rows[None], torch.tensor([len(rows)]))
+    model.front_end.freeze()
+    frames = model.front_end.reader(small_run.data, configs.NO_AUGMENTATION, utterances)(utterances[0], None)
+    assert len(frames) == model.front_end.feature_frames(utterances[0].duration)
+    found, frozen_lengths = model.encode(frames[None], torch.tensor([len(frames)]))
+    assert torch.equal(lengths, frozen_lengths)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # 8 bits a number
+    assert not model.front_end.augments_sound

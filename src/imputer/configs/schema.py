@@ -195,7 +195,8 @@ class Training:
     learning_rate: Positive = key(1e-3, "peak learning rate")
     pretrained_rate: Share = key(
         1.0,
-        "share of the learning rate for the weights of a pretrained encoder that is trained with the model",
+        "share of the learning rate for the weights of a pretrained encoder that is trained with the model; 0 = "
+        "frozen, its frames are computed once and cached",
     )
     warmup_steps: CountOrNone = key(500, "steps in which the learning rate rises to its peak")
     optimizer: str = key("adamw", "adamw")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import IMPOSSIBLE, LOWEST, MASKED, UNREACHED
-from imputer.lattice.compilation import entry, part, inlined
+from imputer.lattice.compilation import entry, inlined, part
 from imputer.lattice.runs import ZERO, band, band_width, row_length, run_at
 from imputer.lattice.scores import Source, lay_out, new_layout, ordered_score, widen
 from imputer.lattice.weights import ONE

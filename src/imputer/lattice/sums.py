@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from imputer.lattice.arguments import MASKED
-from imputer.lattice.compilation import allocator, entry, part, inlined
+from imputer.lattice.compilation import allocator, entry, inlined, part
 from imputer.lattice.runs import ZERO, band, band_width, first_token, row_length, run_at
 from imputer.lattice.scores import Source, committed_score, lay_out, new_layout, widen
 from imputer.lattice.steps import (

@@ -160,6 +160,15 @@ def refuse_impossible(checkpoint: Checkpoint, batches_per_step: int) -> None:
             raise _misfit(checkpoint, f"its progress has {name} = {value} after {now.step} steps")
 
 
+def restore(checkpoint: Checkpoint, model: nn.Module, prefix: str) -> None:
+    """Set the weights whose names begin with ``prefix``; ``unpack`` later refuses a checkpoint that does not fit."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            found = checkpoint.tensors.get(f"model.{name}")
+            if name.startswith(prefix) and found is not None and found.shape == parameter.shape:
+                parameter.copy_(found)
+
+
 def unpack(
     checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
 ) -> None:

@@ -65,14 +65,19 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"the network of this configuration cannot be built: {reason}") from error
+    if not resumed and hasattr(model.front_end, "start_pretrained") and not brings_encoder(settings):
+        model.front_end.start_pretrained()
+    if not resumed and settings.training.start_from:
+        start_from(settings.training.start_from, model, vocabulary)
+    if not settings.training.pretrained_rate and hasattr(model.front_end, "freeze"):
+        if resumed:  # frames are cached before the other weights are read
+            checkpoints.restore(resumed, model, PRETRAINED)
+        model.front_end.freeze(bf16=settings.training.bf16)
     check_augmentation(settings, model.front_end)
     excluded = usable_data(settings, model.front_end, vocabulary, utterances, valid, here)
     plain_extract = model.front_end.reader(settings.data, NO_AUGMENTATION, utterances)
-    if hasattr(model.front_end, "start_pretrained") and not resumed:
-        model.front_end.start_pretrained()
-    if settings.training.start_from and not resumed:
-        start_from(settings.training.start_from, model, vocabulary)
-    elif not resumed and getattr(model.front_end, "needs_statistics", False):
+    fresh = not resumed and not settings.training.start_from
+    if fresh and getattr(model.front_end, "needs_statistics", False):
         statistics = feature_statistics(utterances, plain_extract, seed=settings.training.seed)
         model.front_end.normalisation.fit(*statistics)
     model.to(here.device)
@@ -321,6 +326,14 @@ def vocabulary_for(settings: configs.Config, utterances: Utterances) -> Vocabula
         except OSError as error:
             raise UsageError(f"vocabulary.extra_text: cannot read {path}: {error.strerror}") from error
     return Vocabulary.train(texts, size=settings.vocabulary.size, units=settings.vocabulary.units)
+
+
+def brings_encoder(settings: configs.Config) -> bool:
+    """Whether the model to start from has the weights of the encoder, so that nothing else need be installed."""
+    if not settings.training.start_from:
+        return False
+    _, front_end = models.read_settings(models.torch_folder(settings.training.start_from))
+    return front_end.name == settings.front_end.name
 
 
 def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
