@@ -103,6 +103,28 @@ def test_slow_decoding_holds_nobody_up(folder, monkeypatch):
         assert any(not job.ended for job in service.batcher.jobs), "the attack was over before"
 
 
+def test_a_thread_is_kept_for_uploads_that_cost_little(folder, monkeypatch):
+    """Costly uploads took all threads and cores; now one thread decodes them, however many there are."""
+    threads = []
+    blocks = uploads.blocks
+
+    def named(*arguments, **options):
+        for block in blocks(*arguments, **options):
+            threads.append(threading.current_thread().name)
+            time.sleep(0.1)
+            yield block
+
+    monkeypatch.setattr(uploads, "blocks", named)
+    content = wav(np.zeros(600 * tones.RATE, np.float32))
+    with serving(folder) as (address, _), contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(connected(address))
+            connection.sendall(raw_request(content))
+        wait_until(lambda: len(threads) > 40)
+        assert set(threads[:20]) == {"imputer-decode-0", "imputer-decode-1"}
+        assert set(threads[30:]) == {"imputer-decode-1"}
+
+
 def test_decoding_stops_when_its_client_leaves(folder, monkeypatch):
     decoded = slow_blocks(monkeypatch, 0.05)
     content = wav(np.zeros(600 * tones.RATE, np.float32))

@@ -1,8 +1,8 @@
 """Threads that decode uploads, window by window, in fair turns.
 
 A turn ends after a fraction of a second of work, when enough is decoded ahead of the network, or when the client has
-left; so neither a large upload nor a costly one delays the others, and an hour of audio takes the memory of a
-few windows.
+left. One thread is kept for uploads that have not cost much yet. So neither a large upload nor a costly one delays the
+others or takes more than one core, and an hour of audio takes the memory of a few windows.
 """
 
 import logging
@@ -19,8 +19,9 @@ from imputer.server.metrics import Metrics
 from imputer.server.scheduling import FairClock
 from imputer.server.settings import Settings
 
-THREADS = 2
-TURN_SECONDS = 0.25  # of decoding, before another upload has its turn
+THREADS = 2  # the first only for uploads that have not cost much yet
+TURN_SECONDS = 0.1  # of decoding, before another upload has its turn
+LIGHT_SECONDS = 0.2  # of decoding: an upload that took less has not cost much
 AHEAD_SECONDS = 48.0  # of audio decoded and not yet transcribed, per recording
 
 logger = logging.getLogger("imputer.server")
@@ -36,7 +37,7 @@ class Decoders:
         self.clock = FairClock()
         self.stopping = False
         self.threads = [
-            threading.Thread(target=self._run, name=f"imputer-decode-{n}", daemon=True)
+            threading.Thread(target=self._run, args=(n == 0,), name=f"imputer-decode-{n}", daemon=True)
             for n in range(THREADS)
         ]
 
@@ -62,8 +63,8 @@ class Decoders:
             self.idle[job] = Cutter(recognizer)
             self.condition.notify_all()
 
-    def _run(self) -> None:
-        while taken := self._next():
+    def _run(self, light_only: bool) -> None:
+        while taken := self._next(light_only):
             job, cutter = taken
             job.turn_began = time.monotonic()
             try:
@@ -76,10 +77,15 @@ class Decoders:
             self._end_turn(job, cutter, time.monotonic() - job.turn_began, over)
             del job, cutter, taken
 
-    def _next(self) -> tuple[Job, "Cutter"] | None:
+    def _next(self, light_only: bool) -> tuple[Job, "Cutter"] | None:
         with self.condition:
             while not self.stopping:
-                ready = [job for job in self.idle if job.cancelled or _has_room(job)]
+                ready = [
+                    job
+                    for job in self.idle
+                    if job.cancelled
+                    or (_has_room(job) and (job.decode_seconds < LIGHT_SECONDS or not light_only))
+                ]
                 if ready:
                     job = min(ready, key=lambda job: (job.decode_tag, job.order))
                     return job, self.idle.pop(job)
