@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import imputer as package
 from imputer import configs, models, training
 from imputer.corpora import tones
+from imputer.data import manifest
 from imputer.data.manifest import Manifest, Utterance
 from imputer.data.splitting import split_off
 from imputer.errors import UsageError
@@ -191,6 +192,23 @@ def test_a_few_recordings_make_the_model_better(expert: Path, tmp_path: Path, mo
     before = (tmp_path / "model" / models.WEIGHTS).read_bytes()
     assert package.finetune(expert, source, tmp_path / "model").after == report.after  # nothing is done twice
     assert (tmp_path / "model" / models.WEIGHTS).read_bytes() == before
+
+
+def test_weights_that_are_worse_are_discarded(
+    corpus: str,
+    expert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A learning rate that ruins the model: the output is the model it started from, and the report says so."""
+    for name, value in {"FEWEST_STEPS": 20, "LEARNING_RATE": 1.0, "STAY_NEAR": 0.0}.items():
+        monkeypatch.setattr(finetuning, name, value)
+    known = [replace(one, id=f"{one.id}-{copy}") for one in Manifest(corpus) for copy in range(8)]
+    manifest.write(tmp_path / "known.jsonl", known)
+    report = package.finetune(expert, tmp_path / "known.jsonl", tmp_path / "model")
+    assert report.worse and report.verdict.startswith("worse: the new weights are discarded")
+    start, kept = load_file(expert / models.WEIGHTS), load_file(tmp_path / "model" / models.WEIGHTS)
+    assert all(torch.equal(start[name], kept[name]) for name in start)
 
 
 def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path, tmp_path: Path) -> None:
