@@ -13,6 +13,8 @@ the worker processes of training, once per recording when decoding); ``forward``
     needs_statistics                              whether training fits ``normalisation`` to the features; False if not
                                                   given
     start_pretrained()                            if given: called before training, to take over trained weights
+    freeze(bf16=...)                              if given: called for training.pretrained_rate = 0, once the encoder
+                                                  has its weights; then ``reader`` gives its cached frames
     reads_files                                   whether it reads the utterance's audio_filepath; True if not given
     forward(features, lengths) -> (acoustic, frame_lengths)
 

@@ -9,8 +9,8 @@ package nor onnxruntime is needed. What was measured:
 
 - Frames from the multiplied-out weights and those of onnxruntime correlate 0.9996 on LibriSpeech.
 - Padding is left out of the normalisation and of attention, so recordings in a batch have the frames they have alone.
-- With training.pretrained_rate = 0 the encoder stays as it is. Its frames are then computed once and cached, and a step
-  over 60 s of audio takes a third of the time.
+- With training.pretrained_rate = 0 the encoder stays as it is. Its frames are then computed once and cached, and an
+  hour of audio costs about 20 s of one core instead of 40.
 """
 
 import hashlib
