@@ -148,7 +148,7 @@ def served(batcher, arrivals, until, done=lambda job: None):
         if not batcher.waiting:
             now += 0.1
             continue
-        batch = batcher._take(choose(batcher.waiting, 1, 64.0, batcher.seconds_per_cost))
+        batch = batcher._next_turn()
         cost = batch.windows[0].seconds
         now += cost
         order.append((now, batch.windows[0].job))
@@ -165,7 +165,7 @@ def test_a_short_recording_passes_the_windows_of_a_long_one(listener):
     """It waits for the window that runs, and for no other."""
 
     async def run():
-        batcher = batcher_of(listener)
+        batcher = batcher_of(listener, batch_items=1)
         long = queued(batcher, *[silence(20)] * 50)
         shorts = []
         arrivals = [(at, lambda: shorts.append(queued(batcher, silence(3)))) for at in (1, 130, 131, 400)]
@@ -187,7 +187,7 @@ def test_a_stream_of_short_recordings_does_not_stop_a_long_one(listener, silent)
     """
 
     async def run():
-        batcher = batcher_of(listener)
+        batcher = batcher_of(listener, batch_items=1)
         for _ in range(silent):
             batcher.enrol(Job("tones", Options(4), tones.RATE, lambda job: iter(()), live=True))
         long = queued(batcher, *[silence(20)] * 50)
@@ -235,6 +235,43 @@ def test_a_running_batch_is_interrupted_by_much_shorter_ones_only(listener):
         return batcher.urgent(long, 1.0)
 
     assert asyncio.run(run()) is None
+
+
+def test_long_recordings_behind_their_share_give_way_to_a_short_one(listener):
+    """Not one after the other: before each and between its passes, short ones go, for as long as it takes itself."""
+
+    async def run():
+        batcher = batcher_of(listener, batch_items=1)
+        longs = [queued(batcher, silence(24), silence(24)) for _ in range(4)]
+        batcher.clock.charge(100.0, 1)  # they received nothing of it
+        running = batcher._next_turn()
+        assert running.windows[0].job in longs
+        short = queued(batcher, silence(3))
+        assert batcher.urgent(running, 0.1).windows[0].job is short, "between passes"
+        short = queued(batcher, silence(3))
+        batcher.deliver(running, [], 1.0)
+        assert batcher._next_turn().windows[0].job is short, "before the next one starts"
+        shorts = [queued(batcher, silence(3)) for _ in range(50)]
+        given = 1
+        while batcher._next_turn().windows[0].job in shorts:
+            given += 1
+        return given
+
+    assert asyncio.run(run()) == 24 / 3
+
+
+def test_a_recording_saves_up_one_window_at_most(listener):
+    """One that comes later does not wait until others that gave way for long have caught up."""
+
+    async def run():
+        batcher = batcher_of(listener, batch_items=1)
+        queued(batcher, *[silence(20)] * 20)
+        batcher.clock.charge(1000.0, 1)
+        late = queued(batcher, silence(20))
+        return late, [job for _, job in served(batcher, [], 400)]
+
+    late, order = asyncio.run(run())
+    assert 1 <= order.index(late) <= 3
 
 
 def test_a_worker_runs_what_is_urgent_between_passes(listener):

@@ -2,7 +2,8 @@
 
 A recording is queued as its windows. The window that would end first if all recordings shared the network equally
 goes first; windows like it, of equal options and similar length, go along as long as padding stays cheap. One thread
-per worker takes batches. Between two passes of a long batch, a worker runs a much shorter one whose turn it is.
+per worker takes batches. Before a long batch and between two of its passes, a worker runs much shorter ones: those
+whose turn it is, and others until the long batch has given way for as long as it takes itself.
 """
 
 import logging
@@ -21,7 +22,7 @@ from imputer.server.runners import Runner, WorkerDied
 from imputer.server.scheduling import FairClock, choose, next_windows
 from imputer.server.settings import Settings
 
-URGENT_COST = 0.5  # of a running batch's cost: what may interrupt it costs less
+URGENT_COST = 0.5  # of a batch's cost: what may go before it out of turn, or interrupt it, costs less
 RATE_MEMORY = 0.8  # how slowly the estimate of the network's speed follows what is measured
 RESTART_SECONDS = 1.0  # before a worker that died is replaced
 
@@ -181,7 +182,12 @@ class Batcher:
                     return None
                 self.condition.wait(1.0 if self.stopping else None)
                 self._delay_batch()
-            return self._take(self._choose(self.waiting, self.settings.batch_seconds))
+            return self._next_turn()
+
+    def _next_turn(self) -> Batch:
+        """The batch whose turn it is, or a much cheaper one that it gives way to."""
+        windows = self._choose(self.waiting, self.settings.batch_seconds)
+        return self._cheaper(Batch(windows), 0.0) or self._take(windows)
 
     def _choose(self, windows: Sequence[Window], seconds: float) -> list[Window]:
         return choose(windows, self.settings.batch_items, seconds, self.seconds_per_cost)
@@ -216,25 +222,36 @@ class Batcher:
         return arriving or self.last_size > 1
 
     def urgent(self, running: Batch, elapsed: float) -> Batch | None:
-        """A much cheaper batch whose turn it is, after ``running`` has taken ``elapsed`` seconds."""
+        """A much cheaper batch to run now, after ``running`` has taken ``elapsed`` seconds."""
         self.progressed = time.monotonic()
         if not self.waiting:
             return None
         with self.condition:
-            inside = {window.job for window in running.windows}
-            expected = max(elapsed, running.cost * self.seconds_per_cost) / len(running.windows)
-            end = min(job.tag for job in inside) + expected
-            due = [
-                window
-                for window in next_windows(self.waiting)
-                if window.job not in inside
-                and window.turn(self.seconds_per_cost)[0] < end
-                and window.cost <= URGENT_COST * running.cost
-            ]
-            if not due:
-                return None
-            seconds = min(self.settings.batch_seconds, URGENT_COST * running.windows[0].seconds)
-            return self._take(self._choose(due, seconds))
+            return self._cheaper(running, elapsed)
+
+    def _cheaper(self, batch: Batch, elapsed: float) -> Batch | None:
+        """A much cheaper batch that goes before the rest of ``batch``.
+
+        Turns alone are not enough: long recordings that are behind their share would run one after the other, and a
+        short request would wait for all of them. So it need not be the cheaper one's turn until ``batch`` has given
+        way for as long as it takes itself; that leaves long recordings about half of the network at least.
+        """
+        first, inside = batch.windows[0], {window.job for window in batch.windows}
+        expected = max(elapsed, batch.cost * self.seconds_per_cost)
+        end = min(job.tag for job in inside) + expected / len(batch.windows)
+        due = [
+            window
+            for window in next_windows(self.waiting)
+            if window.job not in inside
+            and window.cost <= URGENT_COST * batch.cost
+            and (first.gave_way < expected or window.turn(self.seconds_per_cost)[0] < end)
+        ]
+        if not due:
+            return None
+        seconds = min(self.settings.batch_seconds, URGENT_COST * first.seconds)
+        cheaper = self._take(self._choose(due, seconds))
+        first.gave_way += cheaper.cost * self.seconds_per_cost
+        return cheaper
 
     def deliver(self, batch: Batch, results: Sequence[Decoded | Exception], seconds: float) -> None:
         """Record a batch that took ``seconds``; no results means that it was cancelled."""
@@ -261,9 +278,12 @@ class Batcher:
         self.clock.charge(seconds, len(sharers))
         for window in batch.windows:
             job = window.job
+            share = seconds * window.seconds / audio
             job.running -= 1
-            job.tag += seconds * window.seconds / audio
-            job.work_seconds += seconds * window.seconds / audio
+            # Giving way puts long recordings behind: of that no more than a window is saved up, or one that comes
+            # later would wait until all the others have caught up.
+            job.tag = max(job.tag + share, self.clock.now - share)
+            job.work_seconds += share
 
     def _deliver_window(self, window: Window, result: Decoded | Exception) -> None:
         job = window.job

@@ -92,6 +92,7 @@ class Window:
     arrived: float
     start: Sequence[int] = ()  # tokens of its first frames, where they are given
     attempts: int = 0  # after a worker died with it
+    gave_way: float = 0.0  # seconds of work on cheaper windows that went before it or interrupted it
 
     @property
     def seconds(self) -> float:
