@@ -1,9 +1,11 @@
 """Work in worker processes, its results in order."""
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -28,7 +30,7 @@ def in_order(
         return
     waiting = iter(items)
     # Started afresh: a fork of a process with thread pools can hang.
-    with ProcessPoolExecutor(workers, get_context("spawn"), start, arguments) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (start, arguments)) as pool:
         ahead = [(item, pool.submit(work, item)) for item in islice(waiting, 4 * workers)]
         try:
             while ahead:
@@ -37,3 +39,16 @@ def in_order(
                 ahead += [(item, pool.submit(work, item)) for item in islice(waiting, 1)]
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _begin(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    """A worker ends with the process that started it, even if that one was killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if start:
+        start(*arguments)
+
+
+def _end_with_parent() -> None:
+    if parent := parent_process():
+        parent.join()
+    os._exit(1)
