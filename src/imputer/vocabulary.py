@@ -105,6 +105,19 @@ class Vocabulary:
             raise ValueError(f"token ids lie in 1..{self.size}, got {wrong[0]}")
         return [self._pieces[token] for token in tokens]
 
+    def spell(self, piece: str) -> list[int]:
+        """The tokens that make up a piece of another vocabulary, longest first; none if a character is missing."""
+        ids = {text: token for token, text in enumerate(self._pieces) if token}
+        tokens: list[int] = []
+        start = 0
+        while start < len(piece):
+            end = next((end for end in range(len(piece), start, -1) if piece[start:end] in ids), None)
+            if end is None:
+                return []
+            tokens.append(ids[piece[start:end]])
+            start = end
+        return tokens
+
     def __len__(self) -> int:
         return self.size
 

@@ -208,7 +208,8 @@ class Training:
     clip: Positive = key(1.0, "largest norm of the gradient; a large number clips nothing")
     average: ShareBelowOne = key(0.0, "decay of the exponential average of the weights; 0 = none")
     start_from: str = key(
-        "", "model whose weights to start from: a folder or a shipped name; it may have fewer layers"
+        "",
+        "model whose weights to start from: a folder or a shipped name; it may have fewer layers or another tokenizer",
     )
     stay_near: PositiveOrNone = key(
         0.0, "L2 penalty on the distance from the weights of start_from, against forgetting; 0 = none"

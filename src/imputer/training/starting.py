@@ -337,17 +337,12 @@ def brings_encoder(settings: configs.Config) -> bool:
 
 
 def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
-    """Copy the weights of a model (a folder or a shipped name) whose tokenizer must be the same.
+    """Copy the weights of a model (a folder or a shipped name).
 
     Layers that it does not have start as the identity; an encoder that was frozen there keeps the weights it has here.
+    With another tokenizer, a piece starts as the mean of the pieces that spell it there.
     """
     folder = models.torch_folder(name)
-    found = models.read_vocabulary(folder)
-    if found.fingerprint != vocabulary.fingerprint:
-        raise UsageError(
-            f"training.start_from = {name} has another tokenizer (fingerprint {found.fingerprint}) than this run "
-            f"({vocabulary.fingerprint}); set vocabulary.tokenizer to {folder / models.TOKENIZER}"
-        )
     weights = models.read_weights(folder / models.WEIGHTS)
     settings, front_end = models.read_settings(folder)
     first_new = settings.layers
@@ -357,7 +352,28 @@ def start_from(name: str, model: Imputer, vocabulary: Vocabulary) -> None:
     if front_end.name != model.front_end_settings.name:
         new += (PRETRAINED,)
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(new)}
+    found = models.read_vocabulary(folder)
+    if found.fingerprint != vocabulary.fingerprint:
+        weights |= respelled(weights, model, found, vocabulary)
     models.copy_weights(model, own | weights, folder)
+
+
+def respelled(
+    weights: dict[str, Tensor], model: Imputer, theirs: Vocabulary, ours: Vocabulary
+) -> dict[str, Tensor]:
+    """The rows of their pieces in the embedding and the output, as rows of ours; blank and mask stay."""
+    spelling = [theirs.spell(piece) for piece in ours.pieces(range(1, ours.size + 1))]
+    made = {}
+    for name in (name for name in weights if name.startswith(("embedding.", "output."))):
+        old, rows = weights[name], model.state_dict()[name].clone()
+        rows[0] = old[0]
+        if name.startswith("embedding."):
+            rows[ours.mask] = old[theirs.mask]
+        for token, tokens in enumerate(spelling, 1):
+            if tokens:
+                rows[token] = old[tokens].float().mean(0)
+        made[name] = rows
+    return made
 
 
 def feature_statistics(
