@@ -173,3 +173,21 @@ def test_training_in_bfloat16_gives_finite_gradients() -> None:
         log_probs, _ = network(torch.randn(2, 40, 240), torch.tensor([40, 30]))
     log_probs.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_attention_stays_in_bfloat16_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions are float32; multiplied with them, queries would leave the fast path."""
+    from imputer import model as module
+
+    seen = []
+
+    def spy(*tensors: torch.Tensor | None) -> torch.Tensor:
+        seen.extend(one.dtype for one in tensors[:3])
+        return attention(*tensors)
+
+    monkeypatch.setattr(module, "attention", spy)
+    network = built(FRONT_ENDS[0])
+    acoustic = torch.randn(1, 7, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        network.impute(acoustic, torch.tensor([7]), network.all_masked(acoustic))
+    assert set(seen) == {torch.bfloat16}

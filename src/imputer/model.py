@@ -101,7 +101,8 @@ class Layer(nn.Module):
         """Multi-head self-attention with rotary positions."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         query, key, value = qkv.unbind(2)  # (batch, head, frame, size)
-        mixed = attention(rotate(query, rotation), rotate(key, rotation), value, hidden)
+        query, key = (rotate(x, rotation).to(value.dtype) for x in (query, key))  # bf16 stays bf16
+        mixed = attention(query, key, value, hidden)
         return self.attention_output(mixed.transpose(1, 2).flatten(2))
 
 
