@@ -48,9 +48,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         imputer("reproduce", "--all", "--quick", *folders)
         models = place / "models"
         for kind, run in (("ctc", "ctc-10"), ("dp", "dp-6")):
-            (models / kind).mkdir(parents=True)
             found = sorted((place / "runs").glob(f"tones-{run}-*"))
-            shutil.copytree(found[0] / "model", models / kind / "model")
+            shutil.copytree(found[0], models / kind)
         imputer("reproduce", "english", "--quick", "--models", str(models), *folders)
     return place
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from imputer import configs, models
+from imputer.display.drawings import Panel
 from imputer.errors import UsageError
 from imputer.research import plots, provenance
 from imputer.research.claims import Claim, expects, judged
 from imputer.research.comparison import CTC, DP, PASSES, at
 from imputer.research.results import Result
 from imputer.research.topology import MERGING, PLAIN
-from imputer.research.trainings import Lab, Trained, way
+from imputer.research.trainings import Lab, Trained, curve, way
 
 TITLE = "English at a low error rate"
 QUESTION = (
@@ -38,10 +39,16 @@ def run(lab: Lab) -> dict[str, Any]:
         raise UsageError(
             "english needs --models DIR with run folders ctc and dp (and ctc-merging, dp-merging) in it"
         )
-    rows, trained = [], {}
+    rows, trained, curves = [], {}, {}
     for (kind, ending), folder in found.items():
         model, name = Trained(folder, 0), FOLDERS[ending]
         trained[folder.name] = described(folder)
+        if (folder / "metrics.jsonl").is_file():  # a run folder, not only its model
+            points = curve(model)
+            passes = max(int(key.removeprefix("wer_")) for key in points[0] if key.startswith("wer_"))
+            curves[at(f"{kind.upper()}, {name}", passes)] = [
+                (point["step"], point[f"wer_{passes}"]) for point in points
+            ]
         ways = (
             {f"{CTC}, {name}": way(1)} if kind == "ctc" else {at(f"{DP}, {name}", n): way(n) for n in PASSES}
         )
@@ -52,7 +59,12 @@ def run(lab: Lab) -> dict[str, Any]:
         for name in FOLDERS.values()
         for first in (f"{CTC}, {name}", at(f"{DP}, {name}", 1))
     ]
-    return {"rows": rows, "pairs": [pair for pair in pairs if set(pair) <= names], "models": trained}
+    return {
+        "rows": rows,
+        "pairs": [pair for pair in pairs if set(pair) <= names],
+        "models": trained,
+        "curves": curves,
+    }
 
 
 def described(folder: Path) -> dict[str, Any]:
@@ -84,6 +96,8 @@ def claims(result: Result) -> list[Claim]:
 
 
 def draw(result: Result, path: Path) -> None:
-    """WER by passes, and where the errors go."""
+    """WER by passes, where the errors go, and WER on held-out speakers during training."""
     groups = [(name, [at(f"{DP}, {name}", n) for n in PASSES]) for name in FOLDERS.values()]
-    plots.save(path, [plots.by_passes(result), *plots.kinds(result, groups)])
+    lines = {name: [(step, 100 * wer) for step, wer in points] for name, points in result["curves"].items()}
+    curves = [Panel("steps", "validation WER, %", lines, "training")] if lines else []
+    plots.save(path, [plots.by_passes(result), *plots.kinds(result, groups), *curves])
