@@ -13,7 +13,7 @@ from imputer import alignments, configs, decoding
 from imputer.configs import LanguageModel as Settings
 from imputer.errors import ImputerError
 from imputer.languagemodel import build, fusion
-from imputer.languagemodel.hotwords import hotwords, read
+from imputer.languagemodel.hotwords import hotwords, read, spelled
 from imputer.vocabulary import Vocabulary
 
 TOPOLOGIES = pytest.mark.parametrize("merge", [False, True], ids=["delete blanks", "merge repeats"])
@@ -289,6 +289,14 @@ def test_the_bonus_does_not_depend_on_the_pieces():
     own = vocabulary.pieces(vocabulary.encode("lavoisier"))
     assert score_of(tree, vocabulary, own) == pytest.approx(len(own))
     assert score_of(tree, vocabulary, list("▁lavoisier")) == pytest.approx(len(own), rel=1e-5)
+
+
+def test_hotwords_are_spelled_as_the_model_writes():
+    """Capitals and marks that the model never writes are no reason to refuse a name; those that it writes stay."""
+    small = Vocabulary.train(["o'brien new york"] * 4, size=24)
+    ours, theirs = hotwords(["O’Brien", "New-York!"], small), hotwords(["o'brien", "new york"], small)
+    assert np.array_equal(ours.bonus, theirs.bonus) and np.array_equal(ours.following, theirs.following)
+    assert spelled("New York", Vocabulary.train(["New York"] * 4, size=14))[0] == "New York"
 
 
 def test_hotwords_that_cannot_be(vocabulary, tmp_path):

@@ -254,13 +254,13 @@ def test_the_server_takes_keywords_prompts_and_no_language_model(folder):
         for fields in (
             {},
             {"lm": "none"},
-            {"keywords": "midago, ba lu"},
+            {"keywords": "Midago, ba lu, żubr"},
             {"prompt": "Midago, 17 Zürich; Ba lu."},
         ):
             answer = ask(**fields)
             assert answer.status_code == 200, answer.text
             assert answer.json()["text"] == TEXT
-        for fields, said in (({"keywords": "żubr"}, "hotword 'żubr'"), ({"lm": "x"}, "lm")):
+        for fields, said in (({"hotwords": "żubr"}, "hotword 'żubr'"), ({"lm": "x"}, "lm")):
             answer = ask(**fields)
             assert answer.status_code == 400
             assert said in answer.json()["error"]["message"]

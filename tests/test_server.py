@@ -191,9 +191,17 @@ def test_current_openai_fields(client, address):
         timestamp_granularities=["word"],
     )
     assert got.text == TEXT and [word["word"] for word in got.to_dict()["words"]] == TEXT.split()
-    check_envelope(ask(address, **{"keywords[]": "xyzzy 12"}), 400, "invalid_value")
-    assert ask(address, prompt="xyzzy").status_code == 200
+    check_envelope(ask(address, hotwords="xyzzy 12"), 400, "invalid_value")
     assert ask(address, lm="none").json()["text"] == TEXT
+
+
+def test_keywords_and_prompts_in_any_spelling(folder):
+    """A keyword is a hint: what the model can write of it counts, the rest is skipped and refuses nothing."""
+    with serving(folder) as (_, service):
+        texts = [("keywords[]", "Goluba"), ("keywords[]", "C3PO, mi-da"), ("prompt", "Luda, Xyzzy")]
+        options = service._read(texts, "transcribe", False).options
+        assert options.hotwords == ("Goluba", "mi-da", "luda")
+        assert service.recognizers["tones"].search(options) is not None
 
 
 @pytest.mark.parametrize("language", ["en", "en_US", "en-GB", "eng", "EN", "English", "auto", ""])

@@ -367,6 +367,31 @@ def test_log_lines_are_json(folder, log):
     assert any(line.get("request_id") == made.headers["x-request-id"] for line in lines)
 
 
+def test_damaged_uploads_do_not_fill_the_log(folder, log):
+    """libmpg123 writes to stderr past the log, a line for every damaged frame: they become a few entries of it."""
+    seconds = 20
+    damaged = bytearray(wav(np.tile(tones.speak(TEXT, 500)[0], seconds)[: seconds * tones.RATE], kind="MP3"))
+    random = np.random.default_rng(0)
+    for place in random.integers(2000, len(damaged) - 4, 400).tolist():
+        if 255 not in damaged[place - 3 : place + 1]:  # headers of frames stay
+            damaged[place] = int(random.integers(255))
+    with Program(log, "--model", folder, "--log-json", "--quiet") as program:
+        for _ in range(15):
+            ask(program.address, bytes(damaged))
+        assert ask(program.address).json()["text"] == TEXT
+        errors = program.stop()
+    written = [json.loads(line)["message"] for line in errors.splitlines()]
+    assert 1 <= sum("libmpg123" in message for message in written) <= logs.REPEATS
+
+
+def test_a_closed_stderr_is_not_replaced(monkeypatch):
+    """Without stderr, descriptor 2 may be a socket of the server."""
+    monkeypatch.setattr("sys.stderr", None)
+    before = os.fstat(2)
+    with logs.relaying():
+        assert os.path.samestat(os.fstat(2), before)
+
+
 def test_lines_that_repeat_are_dropped_and_counted():
     import logging
 

@@ -8,12 +8,12 @@ back; where a word is complete, and the next piece starts another, it stays.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from imputer.data.text import read_lines
+from imputer.data.text import plain, read_lines
 from imputer.errors import UsageError
 from imputer.vocabulary import WORD_MARK, Vocabulary
 
@@ -42,10 +42,11 @@ def hotwords(words: Iterable[str], vocabulary: Vocabulary, bonus: float = BONUS)
         raise UsageError(f"hotwords are a list of words, got the text {words!r}")
     nodes: list[dict[str, int]] = [{}]
     held, complete = [0.0], [False]  # the bonus held at a node; whether a hotword ends there
-    for word in words:
+    for given in words:
+        word, tokens = spelled(given, vocabulary) or _cannot_write(given, vocabulary)
         letters = WORD_MARK + WORD_MARK.join(word.split())
-        total = bonus * _piece_count(word, vocabulary)
-        spelled = len(letters.replace(WORD_MARK, ""))
+        total = bonus * len(tokens)
+        length = len(letters.replace(WORD_MARK, ""))
         node, so_far = 0, 0
         for letter in letters:
             if letter not in nodes[node]:
@@ -55,20 +56,23 @@ def hotwords(words: Iterable[str], vocabulary: Vocabulary, bonus: float = BONUS)
                 complete.append(False)
             node = nodes[node][letter]
             so_far += letter != WORD_MARK
-            held[node] = max(held[node], total * so_far / spelled)
+            held[node] = max(held[node], total * so_far / length)
         complete[node] = True
     return _tables(nodes, held, complete, vocabulary)
 
 
-def _piece_count(word: str, vocabulary: Vocabulary) -> int:
+def spelled(word: str, vocabulary: Vocabulary) -> tuple[str, list[int]] | None:
+    """A hotword in the form that a model writes, as given or plain (lower case, no marks), and its tokens."""
+    forms = [word, plain(word)]
+    found = zip(forms, vocabulary.encode_each(forms), strict=True)
+    return next(((form, tokens) for form, tokens in found if tokens), None)
+
+
+def _cannot_write(word: str, vocabulary: Vocabulary) -> NoReturn:
     if not word.strip():
         raise UsageError("a hotword is empty")
-    tokens = vocabulary.encode_each([word])[0]
-    if tokens is None:
-        strange = sorted(set(word) - vocabulary.alphabet)
-        named = ", ".join(map(repr, strange))
-        raise UsageError(f"hotword {word!r} has {named}, which this model never writes")
-    return len(tokens)
+    strange = sorted(set(plain(word) or word) - vocabulary.alphabet)
+    raise UsageError(f"hotword {word!r} has {', '.join(map(repr, strange))}, which this model never writes")
 
 
 def _tables(

@@ -47,9 +47,7 @@ class TranscriptionRequest:
 
     model: str
     options: Options
-    suggested: tuple[
-        str, ...
-    ] = ()  # hotwords out of the prompt, which may be ones that the model cannot write
+    suggested: tuple[str, ...] = ()  # OpenAI's keywords and prompt; used where the model can write them
     response_format: str = "json"
     granularities: tuple[str, ...] = ()
     stream: bool = False
@@ -106,12 +104,12 @@ def read_request(
         _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
         trace=trace,
         lm=lm if _one_of("lm", one("lm", "default"), ("default", "none")) == "default" else None,
-        hotwords=(*hotwords, *_terms([*fields.get("keywords", []), *fields.get("hotwords", [])])),
+        hotwords=(*hotwords, *_terms(fields.get("hotwords", []))),
     )
     return TranscriptionRequest(
         model=model,
         options=options,
-        suggested=_names(one("prompt", "")),
+        suggested=(*_terms(fields.get("keywords", [])), *_names(one("prompt", ""))),
         response_format=response_format,
         granularities=granularities,
         stream=stream,

@@ -30,7 +30,7 @@ SWEEP_TICKS = 10  # of uvicorn's, a tenth of a second each
 
 def serve(settings: Settings, *, host: str, port: int) -> None:
     """Listen until told to stop, then finish what is running."""
-    with listen(host, port) as listener:
+    with listen(host, port) as listener, logs.relaying():
         app = create_app(settings)
         logs.configure(as_json=settings.log_json, quiet=settings.quiet)
         address = listener.getsockname()[1]

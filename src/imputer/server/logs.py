@@ -2,11 +2,20 @@
 
 import json
 import logging
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 FIELDS = "request"  # the attribute of a record that holds the fields of a request
 REPEATS, REPEAT_SECONDS = 10, 60.0
+RELAY_BYTES, RELAY_SHOWN, RELAY_SECONDS = (
+    1 << 16,
+    2000,
+    1.0,
+)  # read at once, logged of it; to log the last lines
 REQUESTS = "imputer.requests"  # one line per request: never dropped
 # uvicorn takes a WebSocket that was refused with an HTTP answer for a fault; the refusal has its own line.
 REFUSED = "ASGI callable returned without completing handshake."
@@ -23,6 +32,36 @@ def configure(*, as_json: bool, quiet: bool) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.WARNING if quiet or name == "uvicorn.error" else logging.INFO)
+
+
+@contextmanager
+def relaying() -> Iterator[None]:
+    """Meanwhile, what libraries write to stderr themselves becomes lines of the log; to be used before ``configure``.
+
+    libmpg123, for one, writes a line for every damaged frame of an upload.
+    """
+    if sys.stderr is None:  # it is closed: descriptor 2 is something else
+        yield
+        return
+    before, sys.stderr = sys.stderr, os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    relay = threading.Thread(target=_relay, args=(reading,), name="imputer-stderr", daemon=True)
+    relay.start()
+    try:
+        yield
+    finally:
+        os.dup2(sys.stderr.fileno(), 2)  # closes the pipe, unless a worker has it too
+        relay.join(RELAY_SECONDS)
+        sys.stderr = before
+
+
+def _relay(pipe: int) -> None:
+    while written := os.read(pipe, RELAY_BYTES):
+        text = written[:RELAY_SHOWN].decode(errors="replace").strip()
+        logging.getLogger("imputer.server").warning("a library wrote: %s", text)
+        time.sleep(0.1)  # what is written together is one entry
 
 
 def _time(record: logging.LogRecord) -> str:

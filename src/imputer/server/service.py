@@ -1,7 +1,6 @@
 """The parts that the server's routes share: models, queues, and the way of a request through them."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from imputer.decoding import STRATEGIES, Decoded
 from imputer.errors import UsageError
+from imputer.languagemodel.hotwords import spelled
 from imputer.models import model_folder
 from imputer.server import forms, runners, uploads
 from imputer.server.batcher import Batcher
@@ -117,21 +117,19 @@ class Service:
         return parsed, uploads.plain_name(file.filename), job
 
     def _read(self, texts: list[tuple[str, str]], task: str, trace: bool) -> TranscriptionRequest:
-        """The fields of a form; refuses keywords that the model cannot write, and drops such a prompt."""
+        """The fields of a form; keywords that the model cannot write are skipped, such hotwords are refused."""
         settings = self.settings
         parsed = forms.read_request(
             texts, self.models, task, trace=trace, lm=settings.lm, hotwords=settings.hotwords
         )
         recognizer, given = self.recognizers[parsed.model], parsed.options
-        with contextlib.suppress(UsageError):
-            options = replace(given, hotwords=(*given.hotwords, *parsed.suggested))
-            recognizer.search(options)
-            return replace(parsed, options=options)
+        expected = [word for word in parsed.suggested if spelled(word, recognizer.vocabulary)]
+        options = replace(given, hotwords=(*given.hotwords, *expected))
         try:
-            recognizer.search(given)
+            recognizer.search(options)
         except UsageError as error:
-            raise Failure(400, str(error), code="invalid_value", param="keywords") from error
-        return parsed
+            raise Failure(400, str(error), code="invalid_value", param="hotwords") from error
+        return replace(parsed, options=options)
 
     def _enrol(self, parsed: TranscriptionRequest, file: UploadFile) -> Job:
         recognizer = self.recognizers[parsed.model]

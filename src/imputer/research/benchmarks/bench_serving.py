@@ -1,4 +1,4 @@
-"""The server under load: batching on against off, short requests during attacks, and malformed uploads.
+"""The server under load: batching, the first words of a stream, short requests during attacks, malformed uploads.
 
 Servers run as processes of their own, on this machine's loopback and nowhere else; with and without batching take
 turns, so that the ratio between them holds on a busy machine. Clients are coroutines in one more process. Recordings
@@ -21,21 +21,26 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from imputer import models
+from imputer import decoding, models
 from imputer.errors import ImputerError, UsageError
-from imputer.research.measuring import show
+from imputer.recognizer import Recognizer
+from imputer.research.measuring import least, one_thread, show
 from imputer.server.metrics import resident_bytes
 
 CLIENTS = (1, 8)
 BATCHING_TARGET = 1.3  # times the work per processor second without batching, at 8 clients
 WAIT_TARGET = 10.0  # times the idle latency, at the 99th percentile, during an attack
 MEMORY_TARGET = 1.1  # of what it was before the mixed uploads
+STREAM_SECONDS, STREAM_TARGET = 300.0, 2.0  # of a recording, and until the first words of its stream
+EQUAL_SECONDS, EQUAL_COUNT = (1.5, 3.0, 6.0, 12.0), 8  # recordings of one length in a batch
 SECONDS = (2.0, 15.0)  # of the recordings sent
 SHORT_SECONDS, LONG_SECONDS = 3.0, 590.0
 BOMB_SECONDS = 60
@@ -77,6 +82,8 @@ def run(quick: bool = False) -> dict[str, Any]:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
         figures: dict[str, Any] = {"model": model}
         figures |= _throughput(model, clients, rounds, per_client)
+        figures |= _bounds(model, rounds)
+        figures |= _first_words(model, clients, 1 if quick else 5)
         figures |= _during_attacks(model, clients, 10 if quick else 100)
         figures |= _mixed(model, clients, mixed)
     _show(figures)
@@ -149,6 +156,48 @@ def _windows_per_batch(address: str) -> float:
         for name in ("sum", "count")
     )
     return windows / batches
+
+
+@torch.inference_mode()
+def _bounds(model: str, rounds: int) -> dict[str, Any]:
+    """What batching can gain: processor time of recordings of equal length one by one / in a batch."""
+    network = Recognizer.from_pretrained(model).model
+    gains: dict[str, tuple[float, float]] = {}
+    with one_thread():
+        for seconds in EQUAL_SECONDS:
+            one = network.front_end.extract(torch.from_numpy(_cut(_speech(model), seconds)))[None]
+            inputs = [
+                (one.expand(count, -1, -1), torch.full((count,), one.shape[1])) for count in (1, EQUAL_COUNT)
+            ]
+            encoders = [partial(network.encode, *given) for given in inputs]
+            passes = [
+                partial(decoding.decode, network, *encode(), decoding.Options(8)) for encode in encoders
+            ]
+            encoder, decoder = (
+                EQUAL_COUNT * alone / together
+                for alone, together in (least(encoders, rounds), least(passes, rounds))
+            )
+            gains[f"{seconds:g}"] = encoder, decoder
+    return {"equal_gains": gains}
+
+
+def _first_words(model: str, clients: ProcessPoolExecutor, rounds: int) -> dict[str, Any]:
+    """Seconds to the first words of a stream, the median: wall time, and processor time of the server."""
+    request = Request(_encoded(_cut(_speech(model), STREAM_SECONDS)), fields={"stream": "true"})
+    with _server(model) as (address, pid):
+        measured = [clients.submit(_until_first_words, address, pid, request).result() for _ in range(rounds)]
+    wall, processor = np.median(measured, axis=0).tolist()
+    return {"first_words": wall, "first_words_processor": processor}
+
+
+def _until_first_words(address: str, pid: int, request: Request) -> tuple[float, float]:
+    import httpx
+
+    used, started = _processor_seconds(pid), time.perf_counter()
+    with httpx.stream("POST", address + TRANSCRIPTIONS, timeout=LONGEST_SECONDS, **_body(request)) as answer:
+        if not any("transcript.text.delta" in line for line in answer.iter_lines()):
+            raise ImputerError(f"a stream of {STREAM_SECONDS:g} s has no words: {answer.status_code}")
+        return time.perf_counter() - started, _processor_seconds(pid) - used
 
 
 def _during_attacks(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, Any]:
@@ -442,6 +491,12 @@ def _show(figures: dict[str, Any]) -> None:
     lengths = f"recordings of {SECONDS[0]:g} to {SECONDS[1]:g} s"
     headings = ("clients", "batching", "req/s", "p50 ms", "p95 ms", "gain", "by processor", "target")
     show(f"serving {figures['model']}, {lengths}, one thread", headings, rows)
+    bounds = [
+        (f"{seconds} s", *(f"{gain:.2f}x" for gain in both))
+        for seconds, both in figures["equal_gains"].items()
+    ]
+    title = f"{EQUAL_COUNT} recordings of equal length, one by one / in a batch, processor time"
+    show(title, ("length", "encoder", "8 passes"), bounds)
     alone = f"{figures['alone_p50'] * 1000:.0f}, {figures['alone_p99'] * 1000:.0f}"
     waits = [
         (f"during {name}: p99 / p50 alone", f"{ratio:.1f}x", f"{WAIT_TARGET:g}x")
@@ -450,6 +505,12 @@ def _show(figures: dict[str, Any]) -> None:
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(figures["mixed_statuses"].items()))
     others = [
         (f"{SHORT_SECONDS:g} s requests alone, p50 and p99, ms", alone, ""),
+        (
+            f"first words of a stream of {STREAM_SECONDS:g} s",
+            f"{figures['first_words']:.2f} s",
+            f"{STREAM_TARGET:g} s",
+        ),
+        ("the same in processor time of the server", f"{figures['first_words_processor']:.2f} s", ""),
         *waits,
         ("uploads, good and malformed, 8 clients", str(figures["mixed_uploads"]), ""),
         ("answers by status (499: the client left)", statuses, ""),
