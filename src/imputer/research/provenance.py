@@ -22,7 +22,7 @@ PACKAGE = Path(imputer.__file__).parent
 NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "data")
 OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
 TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
-DECODING = (*NETWORK, "alignments.py", "decoding.py")
+DECODING = (*NETWORK, "alignments.py", "strategies.py", "decoding.py")
 # Files of these folders that change no outcome: they open recordings, store checkpoints and validate.
 ASIDE = {"data/recordings.py", "training/checkpoints.py", "training/run_folder.py", "training/validating.py"}
 PACKAGES = ("torch", "numpy", "numba", "sentencepiece", "soundfile", "soxr", "rapidfuzz", "moonshine-voice")
