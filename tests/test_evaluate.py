@@ -12,10 +12,10 @@ import soundfile
 import tones
 from imputer import evaluation, models
 from imputer.commands import program
-from imputer.commands.evaluate import _side_by_side
 from imputer.data import manifest
 from imputer.data.manifest import Utterance
 from imputer.decoding import Options
+from imputer.evaluation.reporting import side_by_side
 from imputer.recognizer import Recognizer
 
 
@@ -181,9 +181,9 @@ def test_the_callers_mistakes(run, place, tmp_path):
 
 def test_words_stand_under_words():
     rows = [("equal", "the", "the"), ("replace", "cat", "cart"), ("insert", "", "on"), ("delete", "mats", "")]
-    assert _side_by_side(rows, 80) == [("the CAT  ** MATS", "the CART ON ****")]
-    assert _side_by_side(rows, 10) == [("the CAT", "the CART"), ("** MATS", "ON ****")]
-    assert _side_by_side([], 10) == []
+    assert side_by_side(rows, 80) == [("the CAT  ** MATS", "the CART ON ****")]
+    assert side_by_side(rows, 10) == [("the CAT", "the CART"), ("** MATS", "ON ****")]
+    assert side_by_side([], 10) == []
 
 
 def test_others_stand_beside_a_model(run, place):
