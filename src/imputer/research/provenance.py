@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -133,6 +134,6 @@ def changed(settings: configs.Config, base: configs.Config | None = None) -> dic
     return {
         f"{section}.{key}": value
         for section in vars(settings)
-        for key, value in configs.vars_of(getattr(settings, section)).items()
-        if value != configs.vars_of(getattr(base, section))[key] and f"{section}.{key}" not in PLACES
+        for key, value in asdict(getattr(settings, section)).items()
+        if value != asdict(getattr(base, section))[key] and f"{section}.{key}" not in PLACES
     }
