@@ -325,8 +325,8 @@ def decode(
             blank=network.blank,
             merge_repeats=network.merge_repeats,
         )
+        again = _without_padding(searched.partial, counts)  # with the frames that the search decided masked
         if options.trace:
-            again = _without_padding(searched.partial, counts)
             _mask_again(rows, confidences, again, result.passes_per_item.tolist(), network.mask)
         result = searched.imputation
         if options.trace or on_pass is not None:
@@ -344,15 +344,11 @@ def decode(
             [row[item] for row in rows[: passes[item]]] if options.trace else None,
             [row[item] for row in confidences[: passes[item]]] if options.trace else None,
             greedy[item],
-            None if searched is None else _open_frames(searched, item, counts[item], network.mask),
+            None if searched is None else [token == network.mask for token in again[item]],
             None if searched is None else searched.hypotheses[item],
         )
         for item in range(len(counts))
     ]
-
-
-def _open_frames(searched: Searched, item: int, count: int, mask: int) -> list[bool]:
-    return (searched.partial[item, :count] == mask).tolist()
 
 
 def _mask_again(
