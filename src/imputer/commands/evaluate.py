@@ -86,6 +86,7 @@ def evaluate(
     from imputer import evaluation
     from imputer.data.manifest import Manifest
     from imputer.decoding import Options
+    from imputer.display.drawings import PICTURES
     from imputer.evaluation import reporting, rows
     from imputer.languagemodel.hotwords import read
     from imputer.recognizer import Recognizer
@@ -112,7 +113,7 @@ def evaluate(
     if json:
         atomic_files.probe(json)
     if reliability:
-        if reliability.suffix.lower() not in (".svg", ".png", ".pdf"):
+        if reliability.suffix.lower() not in PICTURES:
             raise UsageError(f"--reliability {reliability}: a picture ends in .svg, .png or .pdf")
         atomic_files.probe(reliability)
     models = [
