@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import runpy
 import shutil
 import subprocess
 import tarfile
@@ -12,7 +11,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from imputer.errors import ImputerError, UsageError
 from imputer.evaluation.trials import Estimate
 from imputer.model import Imputer
 from imputer.recognizer import Recognizer
-from imputer.research import bound, claims, datasets, provenance, report, results
+from imputer.research import bound, claims, datasets, migration, provenance, report, results
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, Trained, curve, dp, kinds, run_name, transcribed, way
 from imputer.vocabulary import Vocabulary
@@ -36,7 +34,6 @@ from trainings import imputer
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first has to wait for every experiment
 ROOT = Path(__file__).parents[1]
-migration = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "migrate_results.py")))
 SMALL = partial(datasets.generated_tones, utterances=6, scored=3, steps=(4, 2, 2, 1))
 NAMES = [name for name in research.EXPERIMENTS if name != "english"]  # which needs models of other trainings
 

@@ -3,7 +3,7 @@
 A file holds ``rows``, one per model and way of decoding: the errors of every utterance with every seed. What a report
 says of them is computed from these (``Result.rate``, ``Result.difference``); the main figures are also written into
 the file for readers, and ``check`` computes them again. Nothing is edited by hand: a change of format is a tested
-program (``tools/migrate_results.py``).
+program (``migration.py``).
 """
 
 import json
@@ -40,7 +40,7 @@ class Result:
             raise ImputerError(f"cannot read {path}: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ImputerError(
-                f"{path}: not a results file of format {FORMAT}; tools/migrate_results.py of the repository reads 1"
+                f"{path}: not a results file of format {FORMAT}; `python -m imputer.research.migration` reads format 1"
             )
         return cls(path.stem, content)
 

@@ -1,6 +1,6 @@
 """Results files of format 1, made before provenance was recorded, into format 2.
 
-    python tools/migrate_results.py results --data data
+    python -m imputer.research.migration results --data data
 
 Kept are the errors of every utterance, if they add up to the error rate that was stored beside them. Everything else
 is computed from them again or dropped: p-values, kinds of errors that were stored as sums only, validation curves.
@@ -31,7 +31,7 @@ UNKNOWN = {"topology"}  # files whose processor was written by hand
 RECORDED = (
     "commit, configuration and the fingerprint of the training set were not stored. Kept are the errors of every "
     "utterance, which add up to the error rates stored then; the figures are computed from them "
-    "(`tools/migrate_results.py`)."
+    "(`imputer.research.migration`)."
 )
 MODELS = {"Imputer (IM)": IM, "Imputer (DP)": DP}
 TESTS: dict[str, Callable[[Path], Path]] = {
@@ -234,7 +234,7 @@ def _same_as_table2(rows: list[dict[str, Any]], table2: Mapping[str, Any]) -> No
 def main(words: list[str]) -> None:
     """The command."""
     if len(words) != 3 or words[1] != "--data":
-        raise UsageError("python tools/migrate_results.py RESULTS --data DATA")
+        raise UsageError("python -m imputer.research.migration RESULTS --data DATA")
     for line in migrate(Path(words[0]), Path(words[2])):
         print(line)
 
