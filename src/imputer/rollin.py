@@ -19,7 +19,6 @@ from torch import Tensor
 
 from imputer import lattice, masking
 from imputer.errors import ImputerError, UsageError
-from imputer.strategies import likeliest_per_block
 from imputer.support import atomic_files, checksums, mapped_tensors
 
 BLANK = 0
@@ -211,6 +210,7 @@ def forced_imputation(
     inside = torch.arange(frames, device=device) < frame_lengths[:, None]
     committed = torch.zeros(batch, frames, dtype=torch.bool, device=device)
     path = torch.zeros(batch, frames, dtype=torch.long, device=device)
+    blocks = -(-frames // block_size)
     for number in range(min(block_size, frames)):
         log_probs = step(torch.where(committed, path, mask))
         given = (path, committed) if number else (None, None)
@@ -218,7 +218,11 @@ def forced_imputation(
             log_probs, targets, frame_lengths, target_lengths, *given, merge_repeats=merge_repeats
         )
         score = log_probs.gather(-1, path[..., None])[..., 0]
-        committed |= likeliest_per_block(score, inside & ~committed, block_size)
+        score = torch.where(inside & ~committed, score, -torch.inf)
+        padded = torch.nn.functional.pad(score, (0, blocks * block_size - frames), value=-torch.inf)
+        best, slot = padded.view(batch, blocks, block_size).max(-1)  # (batch, block)
+        chosen = torch.nn.functional.one_hot(slot, block_size).bool() & (best > -torch.inf)[..., None]
+        committed |= chosen.view(batch, -1)[:, :frames]
         if bool((committed == inside).all()):
             break
     return path
