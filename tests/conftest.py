@@ -20,19 +20,18 @@ torch.set_num_threads(1)  # as in worker processes: the last digits of a sum dep
 
 # Run by `make test-fast`: the paper against its oracles, and units that need no trained model, server or browser.
 FAST = {
+    *("alignments", "cli", "config", "decoding", "features", "imports", "lattice", "manifest", "masking"),
     *(
-        "alignments",
-        "cli",
-        "config",
-        "decoding",
-        "features",
-        "imports",
-        "lattice",
-        "manifest",
-        "masking",
         "model",
+        "objectives",
+        "progress",
+        "reference",
+        "rollin",
+        "scoring",
+        "transcripts",
+        "trials",
+        "vocabulary",
     ),
-    *("objectives", "progress", "reference", "rollin", "scoring", "transcripts", "trials", "vocabulary"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import sys
+from functools import partial
 
 import jiwer
 import numpy as np
@@ -11,12 +11,12 @@ import soundfile
 
 import tones
 from imputer import evaluation, models
-from imputer.commands import program
-from imputer.commands.evaluate import _side_by_side
 from imputer.data import manifest
 from imputer.data.manifest import Utterance
 from imputer.decoding import Options
+from imputer.evaluation.reporting import side_by_side
 from imputer.recognizer import Recognizer
+from trainings import call
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +43,8 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, place):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["imputer", "evaluate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            program.main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return call
+def run():
+    return partial(call, "evaluate")
 
 
 def test_counts_are_those_of_jiwer(place):
@@ -181,9 +174,9 @@ def test_the_callers_mistakes(run, place, tmp_path):
 
 def test_words_stand_under_words():
     rows = [("equal", "the", "the"), ("replace", "cat", "cart"), ("insert", "", "on"), ("delete", "mats", "")]
-    assert _side_by_side(rows, 80) == [("the CAT  ** MATS", "the CART ON ****")]
-    assert _side_by_side(rows, 10) == [("the CAT", "the CART"), ("** MATS", "ON ****")]
-    assert _side_by_side([], 10) == []
+    assert side_by_side(rows, 80) == [("the CAT  ** MATS", "the CART ON ****")]
+    assert side_by_side(rows, 10) == [("the CAT", "the CART"), ("** MATS", "ON ****")]
+    assert side_by_side([], 10) == []
 
 
 def test_others_stand_beside_a_model(run, place):

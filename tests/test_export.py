@@ -1,10 +1,7 @@
 """Exported models: any batch, any length, the same text as torch."""
 
 import builtins
-import io
 import shutil
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -12,20 +9,10 @@ import torch
 
 import tones
 from imputer import decoding, models
-from imputer.commands import program
 from imputer.errors import UsageError
 from imputer.recognizer import Recognizer
 from imputer.runtimes import onnx as export
-
-
-def call(*arguments):
-    """Run the program; its exit code and what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["imputer", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            program.main()
-    return end.value.code or 0, out.getvalue(), err.getvalue()
+from trainings import call
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ LAYERS = (
     ("errors",),
     ("support", "configs"),
     ("lattice",),
-    ("alignments", "objectives", "masking", "vocabulary", "transcripts", "features", "decoding"),
+    ("alignments", "objectives", "masking", "vocabulary", "transcripts", "features"),
+    ("strategies", "decoding"),
     ("rollin", "audio"),
     ("data",),
     ("languagemodel",),
@@ -38,7 +39,7 @@ RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # The paper, and what users import. Everything else lives in a room.
 TOP = {
     *("__init__", "__main__", "errors", "alignments", "objectives", "masking", "rollin", "model", "decoding"),
-    *("vocabulary", "features", "transcripts", "recognizer", "languagemodel"),
+    *("strategies", "vocabulary", "features", "transcripts", "recognizer", "languagemodel"),
 }
 
 

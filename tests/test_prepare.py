@@ -2,31 +2,25 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from imputer.commands import program
 from imputer.data.manifest import Manifest
 from imputer.vocabulary import Vocabulary
+from trainings import call
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
 
 RATE = 16000
-Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
-def run(capsys: Capture, monkeypatch: Patch, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["imputer", *map(str, words)])
+def run(monkeypatch: Patch, *words: object) -> tuple[int, str, str]:
     monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
+    return call(*words)
 
 
 @pytest.fixture
@@ -58,10 +52,10 @@ def recordings(tmp_path: Path) -> Path:
 
 
 def test_a_folder_becomes_a_manifest_and_a_table(
-    recordings: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    recordings: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     output = tmp_path / "m.jsonl"
-    code, out, _ = run(capsys, monkeypatch, "prepare", "folder", recordings, "--output", output)
+    code, out, _ = run(monkeypatch, "prepare", "folder", recordings, "--output", output)
     assert code == 0
     opened = Manifest(output, strict=True)
     assert [(u.id, u.text, u.speaker, round(u.duration, 3)) for u in opened] == [
@@ -83,10 +77,10 @@ def test_a_folder_becomes_a_manifest_and_a_table(
 
 
 def test_strict_stops_at_the_first_and_writes_nothing(
-    recordings: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    recordings: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     output = tmp_path / "m.jsonl"
-    code, _, err = run(capsys, monkeypatch, "prepare", "folder", recordings, "--output", output, "--strict")
+    code, _, err = run(monkeypatch, "prepare", "folder", recordings, "--output", output, "--strict")
     assert code == 1
     lines = err.strip().splitlines()
     assert lines[-1].startswith("imputer: ") and "cut.wav" in lines[-1] and "Traceback" not in err
@@ -94,26 +88,26 @@ def test_strict_stops_at_the_first_and_writes_nothing(
 
 
 def test_inspection_prints_the_same_and_a_histogram(
-    recordings: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    recordings: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     output = tmp_path / "m.jsonl"
-    run(capsys, monkeypatch, "prepare", "folder", recordings, "--output", output)
+    run(monkeypatch, "prepare", "folder", recordings, "--output", output)
     with open(output, "a") as file:
         file.write("not json\n")
-    code, out, _ = run(capsys, monkeypatch, "prepare", "--inspect", output)
+    code, out, _ = run(monkeypatch, "prepare", "--inspect", output)
     table = " ".join(out.split())
     assert code == 0
     assert "4 │ 0.00 │ 2 │ 29 │ 1.0 - 1.1 - 1.3" in table
     assert "bad line │ 1 │" in table and "m.jsonl, line 5: not JSON" in table
     assert "0 to 1 s 0" in table and f"1 to 2 s {'█' * 50} 4" in table
-    code, _, err = run(capsys, monkeypatch, "prepare", "--inspect", output, "--strict")
+    code, _, err = run(monkeypatch, "prepare", "--inspect", output, "--strict")
     assert code == 1 and "line 5" in err
-    code, out, _ = run(capsys, monkeypatch, "prepare", "--inspect", output, "--root", recordings / "anna")
+    code, out, _ = run(monkeypatch, "prepare", "--inspect", output, "--root", recordings / "anna")
     assert code == 0 and "bad line │ 3 │" in " ".join(out.split()) and "lies outside" in " ".join(out.split())
 
 
 def test_a_tokenizer_counts_instead_of_characters(
-    recordings: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    recordings: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     text = "far too many words for such a short time"
     Vocabulary.train([text, "one two three four five it's six cut off"] * 3, size=75).save(
@@ -122,10 +116,9 @@ def test_a_tokenizer_counts_instead_of_characters(
     tokens = len(Vocabulary.load(tmp_path / "t.model").encode(" ".join([text] * 3)))
     assert tokens <= 37
     arguments = ("prepare", "folder", recordings, "-o", tmp_path / "m.jsonl")
-    code, out, _ = run(capsys, monkeypatch, *arguments, "--tokenizer", tmp_path / "t.model")
+    code, out, _ = run(monkeypatch, *arguments, "--tokenizer", tmp_path / "t.model")
     assert code == 0 and "bob-fast" not in out and len(Manifest(tmp_path / "m.jsonl")) == 5
     code, out, _ = run(
-        capsys,
         monkeypatch,
         *arguments,
         "--frame-seconds",
@@ -134,7 +127,7 @@ def test_a_tokenizer_counts_instead_of_characters(
     assert code == 0 and "bob-fast" not in out and len(Manifest(tmp_path / "m.jsonl")) == 5
 
 
-def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+def test_digits_write_three_manifests(tmp_path: Path, monkeypatch: Patch) -> None:
     random = np.random.default_rng(0)
     for speaker in ("jackson", "lucas", "theo", "yweweler"):
         for digit in range(10):
@@ -142,7 +135,6 @@ def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypat
             path.parent.mkdir(exist_ok=True)
             soundfile.write(path, 0.1 * random.standard_normal(4000), 8000)
     code, out, _ = run(
-        capsys,
         monkeypatch,
         *(
             "prepare",
@@ -196,9 +188,9 @@ def test_digits_write_three_manifests(tmp_path: Path, capsys: Capture, monkeypat
     ],
 )
 def test_mistakes_are_one_line_and_code_two(
-    tmp_path: Path, words: tuple[str, ...], said: str, capsys: Capture, monkeypatch: Patch
+    tmp_path: Path, words: tuple[str, ...], said: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = run(capsys, monkeypatch, *words)
+    code, _, err = run(monkeypatch, *words)
     assert code == 2 and said in err and "Traceback" not in err
     assert len(err.strip().splitlines()) == 1

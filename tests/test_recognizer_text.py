@@ -1,7 +1,6 @@
 """Language models and hotwords through the recogniser, the commands and the server, on the language of tones."""
 
 import json
-import sys
 from dataclasses import replace
 
 import httpx
@@ -12,7 +11,6 @@ import soundfile
 import serving
 import tones
 from imputer import languagemodel, models
-from imputer.commands import program
 from imputer.data import manifest
 from imputer.data.manifest import Utterance
 from imputer.decoding import Options
@@ -20,6 +18,7 @@ from imputer.errors import ImputerError
 from imputer.languagemodel import write_arpa
 from imputer.recognizer import Recognizer
 from imputer.vocabulary import Vocabulary
+from trainings import call
 
 TEXT = serving.TEXT
 
@@ -51,14 +50,7 @@ def speech():
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["imputer", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            program.main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
+def run():
     return call
 
 

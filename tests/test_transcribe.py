@@ -14,10 +14,11 @@ from rich.console import Console
 
 import tones
 from imputer import decoding, transcripts
-from imputer.commands import outputs, program
+from imputer.commands import outputs
 from imputer.display import animation
 from imputer.recognizer import Recognizer
 from imputer.transcripts import from_alignment
+from trainings import call
 
 TEXTS = {"a.wav": "goluba midago ba lu", "b.flac": "ba ba lu", "c.ogg": "midago"}
 
@@ -39,18 +40,14 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["imputer", "transcribe", *map(str, arguments)])
+def run(monkeypatch):
+    def transcribe(*arguments, stdin=b""):
         stream = io.BytesIO(stdin)
         stream.name = "<stdin>"
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
-        with pytest.raises(SystemExit) as end:
-            program.main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
+        return call("transcribe", *arguments)
 
-    return call
+    return transcribe
 
 
 def test_one_file_prints_its_words_and_nothing_else(run, model, folder):

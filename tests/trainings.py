@@ -58,3 +58,9 @@ def imputer(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]
     code = int(ended.value.code or 0)
     assert not (check and code), err.getvalue()
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def call(*words: object) -> tuple[int, str, str]:
+    """The same: exit code, output and errors, whether it fails or not."""
+    done = imputer(*map(str, words), check=False)
+    return done.returncode, done.stdout, done.stderr

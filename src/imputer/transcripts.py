@@ -24,7 +24,8 @@ import numpy as np
 WORD_MARK = "▁"  # SentencePiece's sign for the start of a word
 BLANK, MASK = "_", "∅"  # how a trace shows them, as the paper does
 HOLD_SECONDS = 0.16
-LINE_CHARACTERS = 42  # of a subtitle
+LINE_CHARACTERS, CUE_LINES, CUE_SECONDS = 42, 2, 6.0  # of a subtitle, at most
+CUE_PAUSE_SECONDS = 1.0  # after which a new one begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +242,14 @@ FORMATS: dict[str, Callable[[Transcript, str], str]] = {
 }
 
 
-def cues(
-    words: Sequence[Word], *, pause: float = 1.0, longest: float = 6.0, lines: int = 2
-) -> list[list[Word]]:
+def cues(words: Sequence[Word]) -> list[list[Word]]:
     """Words grouped into subtitles: a new one at a pause, or when time or two lines of 42 characters are full."""
     groups: list[list[Word]] = []
     for word in words:
         group = groups[-1] if groups else []
-        full = len(_lines([*group, word])) > lines
-        if not group or full or word.start - group[-1].end > pause or word.end - group[0].start > longest:
+        full = len(_lines([*group, word])) > CUE_LINES
+        paused = bool(group) and word.start - group[-1].end > CUE_PAUSE_SECONDS
+        if not group or full or paused or word.end - group[0].start > CUE_SECONDS:
             groups.append([])
         groups[-1].append(word)
     return groups

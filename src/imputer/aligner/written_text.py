@@ -49,9 +49,8 @@ class WrittenText:
 
 def read(text: str, vocabulary: Vocabulary) -> WrittenText:
     """Split a text at its spaces and find a reading of every word."""
-    known = set("".join(vocabulary.pieces(range(1, vocabulary.size + 1)))) | {" "}
     words = text.split()
-    return WrittenText(words, [_reading(word, known) for word in words])
+    return WrittenText(words, [_reading(word, vocabulary.alphabet) for word in words])
 
 
 def _reading(word: str, known: set[str]) -> list[str]:

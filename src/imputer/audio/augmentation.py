@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from imputer.configs import Augmentation
+from imputer.configs import NO_AUGMENTATION, Augmentation
 from imputer.features import FEATURES, resample
 
 # Babble: the number of voices, and how many times per second their loudness is drawn.
@@ -39,26 +39,11 @@ def augment_features(features: Tensor, augmentation: Augmentation, generator: to
     """(frame, 240) with SpecAugment's stripes, if asked for."""
     if not augmentation.spec_augment:
         return features
-    return spec_augment(
-        features,
-        generator=generator,
-        time_masks=augmentation.time_masks,
-        time_mask_frames=augmentation.time_mask_frames,
-        time_mask_share=augmentation.time_mask_share,
-        frequency_masks=augmentation.frequency_masks,
-        frequency_mask_banks=augmentation.frequency_mask_banks,
-    )
+    return spec_augment(features, augmentation, generator=generator)
 
 
 def spec_augment(
-    features: Tensor,
-    *,
-    generator: torch.Generator,
-    time_masks: int = 2,
-    time_mask_frames: int = 40,
-    time_mask_share: float = 0.2,
-    frequency_masks: int = 2,
-    frequency_mask_banks: int = 27,
+    features: Tensor, stripes: Augmentation = NO_AUGMENTATION, *, generator: torch.Generator
 ) -> Tensor:
     """SpecAugment without warping on (frame, feature): random stripes take the utterance's own mean.
 
@@ -69,13 +54,14 @@ def spec_augment(
     banks = width // groups
     mean = features.mean(0)  # (feature,)
     result = features.clone()
-    stripes = result.view(frames, groups, banks)
-    for _ in range(frequency_masks):
-        size = _integer(min(frequency_mask_banks, banks) + 1, generator)
+    by_bank = result.view(frames, groups, banks)
+    for _ in range(stripes.frequency_masks):
+        size = _integer(min(stripes.frequency_mask_banks, banks) + 1, generator)
         start = _integer(banks - size + 1, generator)
-        stripes[..., start : start + size] = mean.view(groups, banks)[:, start : start + size]
-    for _ in range(time_masks):
-        size = _integer(min(time_mask_frames, int(frames * time_mask_share)) + 1, generator)
+        by_bank[..., start : start + size] = mean.view(groups, banks)[:, start : start + size]
+    for _ in range(stripes.time_masks):
+        longest = min(stripes.time_mask_frames, int(frames * stripes.time_mask_share))
+        size = _integer(longest + 1, generator)
         start = _integer(frames - size + 1, generator)
         result[start : start + size] = mean
     return result

@@ -6,15 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from imputer.commands.outputs import (
-    Format,
-    ending,
-    format_of,
-    names_format,
-    refuse_same,
-    refuse_texts,
-    write,
-)
+from imputer.commands import outputs
+from imputer.commands.outputs import Format
 from imputer.errors import ImputerError, UsageError, count
 
 TABLES = (".csv", ".tsv")
@@ -108,14 +101,14 @@ def align(
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
-    form = format_of(output, format, "json") if output else format or "json"
+    form = outputs.format_of(output, format, "json") if output else format or "json"
     if output:
         for given in (audio, text_file):
             if given and output.is_file() and output.samefile(given):
                 raise UsageError(f"--output {output} is also the input")
         atomic_files.probe(output)
     recognizer = Recognizer.from_pretrained(model, device=device)
-    write(align_one(recognizer, audio, text), str(audio), form, output)
+    outputs.write(align_one(recognizer, audio, text), str(audio), form, output)
 
 
 def _align_many(source: Path, model: str, format: Format | None, output: Path | None, device: str) -> None:
@@ -126,15 +119,15 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
-    if output is None or output.is_file() or (names_format(output) and not output.is_dir()):
+    if output is None or output.is_file() or (outputs.names_format(output) and not output.is_dir()):
         raise UsageError(f"{source} may hold several recordings: add --output FOLDER for one file each")
     found = list(folder(source, Options(text="keep")))
     failures = [f"{one.item}: {one.reason}" for one in found if isinstance(one, Dropped)]
     utterances = [one.utterance for one in found if not isinstance(one, Dropped)]
     form = format or "json"
-    targets = {utterance.id: output / f"{utterance.id}{ending(form)}" for utterance in utterances}
-    refuse_same(targets)
-    refuse_texts({Path(one.audio_filepath): targets[one.id] for one in utterances})
+    targets = {utterance.id: output / f"{utterance.id}{outputs.ending(form)}" for utterance in utterances}
+    outputs.refuse_same(targets)
+    outputs.refuse_texts({Path(one.audio_filepath): targets[one.id] for one in utterances})
     if targets:
         atomic_files.probe(next(iter(targets.values())))
     recognizer = Recognizer.from_pretrained(model, device=device)
@@ -148,7 +141,7 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
             named = "" if utterance.audio_filepath in str(error) else f"{utterance.audio_filepath}: "
             failures.append(f"{named}{error}")
             continue
-        write(aligned, utterance.audio_filepath, form, targets[utterance.id])
+        outputs.write(aligned, utterance.audio_filepath, form, targets[utterance.id])
     for line in failures:
         print(f"imputer: {line}", file=sys.stderr)
     print(f"{len(found) - len(failures)} of {count(len(found), 'recording')} aligned, written to {output}")

@@ -85,8 +85,9 @@ def train_one(console: "Console", folder: Path) -> None:
     from imputer.aligner.corpus import align_manifests
     from imputer.corpora import tones
     from imputer.data.manifest import Manifest
+    from imputer.decoding import Options
     from imputer.display import animation
-    from imputer.evaluation import scoring
+    from imputer.evaluation import evaluate
     from imputer.recognizer import Recognizer
 
     console.rule("Training an Imputer")
@@ -118,13 +119,9 @@ def train_one(console: "Console", folder: Path) -> None:
     utterances = list(Manifest(held_out))
     for name, model, passes in (("CTC", ctc, 1), ("Imputer", imputer, 1), ("Imputer", imputer, 8)):
         recognizer = Recognizer.from_pretrained(model)
-        said = recognizer.transcribe([u.audio_filepath for u in utterances], block_size=passes)
-        errors = scoring.total(
-            [scoring.word_errors(u.text, t.text) for u, t in zip(utterances, said, strict=True)]
-        )
+        wer = evaluate(recognizer, utterances, Options(passes)).wer.value
         console.print(
-            f"   {name:8} {passes} pass{'es' if passes > 1 else '  '}  {100 * errors.rate:5.1f} %",
-            highlight=False,
+            f"   {name:8} {passes} pass{'es' if passes > 1 else '  '}  {100 * wer:5.1f} %", highlight=False
         )
     console.print(
         "\n[bold]5. How it writes[/bold]: one frame of each block of eight per pass, all blocks at once.\n"

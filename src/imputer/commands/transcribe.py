@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from imputer.transcripts import Transcript
 
 ONE_FILE_EACH = ("srt", "vtt", "textgrid")  # formats that cannot be concatenated on standard output
-PICTURES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,7 @@ def transcribe(
         Draw the same as a picture, .svg, .png or .pdf, of one recording.
     """
     from imputer.decoding import Options
+    from imputer.display.drawings import PICTURES
     from imputer.languagemodel.hotwords import read
     from imputer.recognizer import Recognizer
 

@@ -1,6 +1,6 @@
 """Configurations: their keys (``schema``), reading and writing them (``reading``), and the *.toml that ship."""
 
-from imputer.configs.reading import SHIPPED, build, differences, keys_of, read, read_toml, to_toml, vars_of
+from imputer.configs.reading import SHIPPED, build, differences, keys_of, read, read_toml, to_toml
 from imputer.configs.schema import (
     NO_AUGMENTATION,
     Augmentation,

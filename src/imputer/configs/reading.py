@@ -161,7 +161,7 @@ def to_toml(sections: dict[str, Any], *, explained: bool = False) -> str:
     """
     parts = []
     for name, section in sections.items():
-        items = section if isinstance(section, dict) else vars_of(section)
+        items = section if isinstance(section, dict) else dataclasses.asdict(section)
         kind: Any = type(section)
         keys = keys_of(kind) if explained else ()
         comments = {key.name: f"  # {key.description} ({key.takes})" for key in keys}
@@ -174,16 +174,11 @@ def to_toml(sections: dict[str, Any], *, explained: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def vars_of(section: Any) -> dict[str, Any]:
-    """The keys of a section and their values."""
-    return dataclasses.asdict(section)
-
-
 def differences(old: Config, new: Config, *, ignore: tuple[str, ...] = ()) -> list[str]:
     """What differs between two configurations, as "section.key: old -> new"."""
     lines = []
     for section in dataclasses.fields(Config):
-        before, after = (vars_of(getattr(config, section.name)) for config in (old, new))
+        before, after = (dataclasses.asdict(getattr(config, section.name)) for config in (old, new))
         for key, value in after.items():
             name = f"{section.name}.{key}"
             if before[key] != value and name not in ignore:

@@ -1,9 +1,8 @@
 """The checks that every corpus passes before its manifests are written."""
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -15,12 +14,12 @@ from imputer.data import manifest
 from imputer.data.splitting import split_off
 from imputer.errors import ImputerError, UsageError
 from imputer.support.atomic_files import replacing
+from imputer.support.processes import in_order
 
 # The paper's network gives a frame each 40 ms, and an alignment holds at most one token per frame. Without a
 # tokenizer characters are counted, spaces included: no vocabulary needs more tokens than that.
 FRAME_SECONDS = 0.04
 
-AHEAD = 512
 SIZES = 60  # bins of the length histograms, one second each
 
 
@@ -136,7 +135,8 @@ def checked(
 ) -> Iterator[Found | Dropped]:
     """Each utterance with its length filled in, or the reason why it cannot be used."""
     seen: set[tuple[str, str]] = set()
-    for item in _with_audio(found):
+    threads = min(8, 2 * (os.cpu_count() or 1))
+    for _, item in in_order(_measured, found, threads, threads=True):
         if isinstance(item, Found):
             item = _usable(item, seen, count, frame_seconds)
         yield item
@@ -161,24 +161,9 @@ def _usable(
     return item
 
 
-def _with_audio(found: Iterable[Found | Dropped]) -> Iterator[Found | Dropped]:
-    """Read the headers of what is found, several at a time, and keep the order."""
-    waiting: deque[Future[Found | Dropped] | Dropped] = deque()
-    with ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        for item in found:
-            waiting.append(pool.submit(_measured, item) if isinstance(item, Found) else item)
-            if len(waiting) > AHEAD:
-                yield _done(waiting.popleft())
-        while waiting:
-            yield _done(waiting.popleft())
-
-
-def _done(item: "Future[Found | Dropped] | Dropped") -> Found | Dropped:
-    return item if isinstance(item, Dropped) else item.result()
-
-
-def _measured(item: Found) -> Found | Dropped:
-    if not item.recorded:
+def _measured(item: Found | Dropped) -> Found | Dropped:
+    """With the length that the header of its file states."""
+    if isinstance(item, Dropped) or not item.recorded:
         return item
     utterance = item.utterance
     try:

@@ -28,6 +28,7 @@ MARKERS = "osD^vPX"
 WIDE = 3  # from this ratio of the highest to the lowest point on, the axis is logarithmic
 PLACES = {"CTC": 0, "IM": 1, "DP": 2}  # of the colour of a model, the same in every chart
 PUBLISHED = "paper"  # lines whose names begin with it are dashed
+PICTURES = (".svg", ".png", ".pdf")  # endings of files
 LINE_WIDTH = 102.0  # characters in a line of the decoding path
 
 
@@ -37,7 +38,7 @@ def save(figure: "Figure", *paths: Path | str) -> None:
 
     for path in map(Path, paths):
         kind = path.suffix[1:].lower()
-        if kind not in ("svg", "png", "pdf"):
+        if path.suffix.lower() not in PICTURES:
             raise UsageError(f"cannot draw {path}: the name must end in .svg, .png or .pdf")
         metadata = {"Date": None} if kind == "svg" else {}  # with the salt: the same picture, the same bytes
         with atomic_files.replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "imputer"}):

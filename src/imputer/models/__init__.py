@@ -7,7 +7,8 @@ lm.bin              language model, if it has one
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -198,17 +199,12 @@ def _refuse_size(path: Path, largest: int) -> None:
 
 def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in a safetensors file, from its header; they must be floating point."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            kinds = {name: one.get_dtype() for name, one in slices.items()}
-            shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
-    except (OSError, MemoryError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except SafetensorError as error:
-        raise UsageError(f"{path} is damaged or not a safetensors file: {error}") from error
+    with _reading(path), safe_open(str(path), framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        kinds = {name: one.get_dtype() for name, one in slices.items()}
+        shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
     for name, kind in kinds.items():
         if kind not in FLOATS:
             raise UsageError(f"{path}: {name} is stored as {kind}; weights are one of {', '.join(FLOATS)}")
@@ -271,11 +267,19 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], path: Path | str)
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with _reading(path):
         return load_file(path)
+
+
+@contextmanager
+def _reading(path: Path | str) -> Iterator[None]:
+    """Errors of safetensors as one line that names the file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (OSError, MemoryError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     except SafetensorError as error:

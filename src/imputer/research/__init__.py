@@ -21,19 +21,9 @@ from importlib import import_module
 from typing import Any
 
 EXPERIMENTS = (
-    *(
-        "table1",
-        "table2",
-        "table3",
-        "figure4",
-        "figure5",
-        "figure6",
-        "topology",
-        "english",
-        "letters_ablation",
-        "start",
-    ),
-    *("error_kinds", "topk", "annealing", "model_samples", "noise", "bound", "adaptive", "paper_size"),
+    *("table1", "table2", "table3", "figure4", "figure5", "figure6"),
+    *("topology", "english", "letters_ablation", "start", "error_kinds", "topk"),
+    *("annealing", "model_samples", "noise", "bound", "adaptive", "paper_size"),
 )
 
 

@@ -44,12 +44,12 @@ class Example:
     alignment: list[int]  # one token per frame
     noise: str  # of the roll-ins: what the models were trained with
 
-    def rolled_in(self, draws: int, block_size: int = BLOCK_SIZE) -> tuple[Tensor, Tensor]:
+    def rolled_in(self, draws: int) -> tuple[Tensor, Tensor]:
         """(draw, frame) alignments and commitments, the same for every model."""
         drawn = [
             rollin.draw(
                 lambda _: self.alignment, [self.name], [len(self.alignment)],
-                masking_policy="block", noise=self.noise, block_size=block_size, seed=0, step=step,
+                masking_policy="block", noise=self.noise, block_size=BLOCK_SIZE, seed=0, step=step,
             )[:2]
             for step in range(draws)
         ]  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -22,7 +23,7 @@ PACKAGE = Path(imputer.__file__).parent
 NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "data")
 OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
 TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
-DECODING = (*NETWORK, "alignments.py", "decoding.py")
+DECODING = (*NETWORK, "alignments.py", "strategies.py", "decoding.py")
 # Files of these folders that change no outcome: they open recordings, store checkpoints and validate.
 ASIDE = {"data/recordings.py", "training/checkpoints.py", "training/run_folder.py", "training/validating.py"}
 PACKAGES = ("torch", "numpy", "numba", "sentencepiece", "soundfile", "soxr", "rapidfuzz", "moonshine-voice")
@@ -133,6 +134,6 @@ def changed(settings: configs.Config, base: configs.Config | None = None) -> dic
     return {
         f"{section}.{key}": value
         for section in vars(settings)
-        for key, value in configs.vars_of(getattr(settings, section)).items()
-        if value != configs.vars_of(getattr(base, section))[key] and f"{section}.{key}" not in PLACES
+        for key, value in asdict(getattr(settings, section)).items()
+        if value != asdict(getattr(base, section))[key] and f"{section}.{key}" not in PLACES
     }

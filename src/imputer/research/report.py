@@ -255,11 +255,6 @@ def verify(folder: Path) -> list[str]:
     return found
 
 
-def pictures(text: str) -> list[str]:
-    """The pictures that a page shows."""
-    return re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
-
-
 def _first_difference(there: str, wanted: str) -> str:
     if not there:
         return "is missing"

@@ -17,11 +17,11 @@ def reproduce(
     data: Path,
     runs: Path,
     output: Path,
-    quick: bool = False,
-    on: str = "",
-    seeds: int = 1,
-    models: Path | None = None,
-    lm: Path | None = None,
+    quick: bool,
+    on: str,
+    seeds: int,
+    models: Path | None,
+    lm: Path | None,
 ) -> Path:
     """One experiment; returns its results file."""
     module = research.load(name)
@@ -32,7 +32,10 @@ def reproduce(
         return results.write(output, results.completed(name, content))
     chosen = on or ("tones" if quick else module.DATASET)
     lab = Lab(datasets.load(chosen, runs if quick else data), runs, tuple(range(seeds)), models)
-    lab.lm = language_model(lm) if lm else None
+    if lm:
+        from imputer.languagemodel import LanguageModel  # compiled when it is first needed
+
+        lab.lm = LanguageModel.load(lm)
     found = module.run(lab)
     pairs = found.pop("pairs", [])
     known |= {
@@ -70,10 +73,3 @@ def described(dataset: DataSet, name: str) -> dict[str, Any]:
         "test_utterances": len(Manifest(dataset.test)),
         "fingerprints": {part: provenance.manifest(path) for part, path in parts.items()},
     }
-
-
-def language_model(path: Path) -> Any:
-    """A language model from its file."""
-    from imputer.languagemodel import LanguageModel  # compiled when it is first needed
-
-    return LanguageModel.load(path)

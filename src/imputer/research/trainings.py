@@ -97,9 +97,9 @@ class Lab:
             for name, one in ways.items()
         ]
 
-    def row(self, name: str, make: "Maker", one: Options, *, at_most: int | None = None) -> Row:
+    def row(self, name: str, make: "Maker", one: Options) -> Row:
         """The same for one way of decoding."""
-        return self.rows(make, {name: one}, at_most=at_most)[0]
+        return self.rows(make, {name: one})[0]
 
     def _score(self, trained: "Trained", texts: Iterable[str]) -> Callable[[list[str]], float] | None:
         """How likely words are under the language model, if there is one.

@@ -1,9 +1,9 @@
-"""Work in worker processes, its results in order."""
+"""Work in worker processes or threads, its results in order."""
 
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import islice
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
@@ -19,18 +19,24 @@ def in_order(
     *,
     start: Callable[..., None] | None = None,
     arguments: tuple[Any, ...] = (),
+    threads: bool = False,
 ) -> Iterator[tuple[Item, Result]]:
     """(item, result) for all items, computed a little ahead; every worker first calls ``start(*arguments)``.
 
-    With one worker or none, the work is done in this process, without ``start``.
+    With one worker or none, the work is done in this process, without ``start``. ``threads`` suit work that waits for
+    files.
     """
     if workers <= 1:
         for item in items:
             yield item, work(item)
         return
     waiting = iter(items)
-    # Started afresh: a fork of a process with thread pools can hang.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (start, arguments)) as pool:
+    pool: Executor
+    if threads:
+        pool = ThreadPoolExecutor(workers, initializer=start, initargs=arguments)
+    else:  # started afresh: a fork of a process with thread pools can hang
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (start, arguments))
+    with pool:
         ahead = [(item, pool.submit(work, item)) for item in islice(waiting, 4 * workers)]
         try:
             while ahead:

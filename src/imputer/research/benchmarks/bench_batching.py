@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from imputer.audio.augmentation import babble_noise
 from imputer.data import manifest
 from imputer.data.batching import FilterbankExtract, SpeechDataset, batches, plan_epoch
 from imputer.data.manifest import Manifest, Utterance
-from imputer.research.measuring import one_thread, show
+from imputer.research.measuring import least, one_thread, show
 
 REAL_TIME_TARGET = 250  # seconds of audio per second on one core
 OPEN_TARGET = 1.0  # seconds for 100,000 lines
@@ -68,15 +68,15 @@ def _real_time(folder: Path, *, rounds: int, files: int) -> dict[str, float]:
         Utterance(f"{i}", str(folder / "long.ogg"), 5.0, offset=float(random.uniform(0, 10 * seconds - 5)))
         for i in range(files)
     ]
-    best = dict.fromkeys(corpora, float("inf"))
-    for _ in range(rounds):
-        for kind, utterances in corpora.items():
-            dataset = SpeechDataset(utterances, None, FilterbankExtract())
-            start = time.process_time()
-            for batch in batches(dataset, [list(range(files))]):
-                assert not batch.dropped
-            best[kind] = min(best[kind], time.process_time() - start)
-    return {kind: sum(u.duration for u in corpora[kind]) / best[kind] for kind in corpora}
+
+    def read(utterances: list[Utterance]) -> None:
+        dataset = SpeechDataset(utterances, None, FilterbankExtract())
+        for batch in batches(dataset, [list(range(files))]):
+            assert not batch.dropped
+
+    times = least([partial(read, utterances) for utterances in corpora.values()], rounds)
+    durations = (sum(u.duration for u in utterances) for utterances in corpora.values())
+    return {kind: total / best for kind, total, best in zip(corpora, durations, times, strict=True)}
 
 
 def _opening(folder: Path, *, lines: int) -> dict[str, float]:
@@ -86,14 +86,9 @@ def _opening(folder: Path, *, lines: int) -> dict[str, float]:
         path,
         (Utterance(f"84-121-{i:06d}", f"/corpus/84/{i}.flac", 1 + i % 20, text, "84") for i in range(lines)),
     )
-    opening = planning = float("inf")
-    for _ in range(3):
-        start = time.process_time()
-        opened = Manifest(path)
-        opening = min(opening, time.process_time() - start)
-        start = time.process_time()
-        plan_epoch(opened.durations * 100, frame_budget=60_000, seed=0, epoch=0)
-        planning = min(planning, time.process_time() - start)
+    lengths = Manifest(path).durations * 100
+    plan = partial(plan_epoch, lengths, frame_budget=60_000, seed=0, epoch=0)
+    opening, planning = least([partial(Manifest, path), plan], 3)
     return {"lines": lines, "open_seconds": opening, "plan_seconds": planning}
 
 

@@ -87,11 +87,11 @@ def _network(quick: bool) -> tuple[model.Imputer, Vocabulary]:
     return model.Imputer(shape, front_end, vocabulary.size).eval(), vocabulary
 
 
-def _features(network: model.Imputer, seconds: float, batch: int = 1) -> tuple[Tensor, Tensor]:
+def _features(network: model.Imputer, seconds: float) -> tuple[Tensor, Tensor]:
     frames = network.front_end.feature_frames(seconds)
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(batch, frames, network.front_end.feature_size, generator=generator)
-    return features, torch.full((batch,), frames)
+    features = torch.randn(1, frames, network.front_end.feature_size, generator=generator)
+    return features, torch.tensor([frames])
 
 
 def _decode(network: Any, acoustic: Tensor, frame_lengths: Tensor, **options: Any) -> decoding.Imputation:

@@ -1,6 +1,5 @@
 """How fast training is: against a plain implementation, DP against CTC, and against the machine's own peak."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from imputer import configs, objectives, rollin
 from imputer.model import Imputer
-from imputer.research.measuring import one_thread, show
+from imputer.research.measuring import least, one_thread, show
 
 SMALL = configs.Model(width=384, layers=4, heads=4, filter_size=1536, dropout=0.1)  # configs/small.toml
 FRONT_END = configs.FrontEnd(channels=16)
@@ -52,12 +51,9 @@ def compare(data: dict[str, Any], rounds: int) -> dict[str, Any]:
         ),
         "imitation": stepper(ours, lambda: rolled_in_loss(ours, data, "imitation"), fused=True),
     }
-    seconds = {name: float("inf") for name in steps}
-    peak = 0.0
-    for _ in range(rounds + 1):
-        for name, step in steps.items():
-            seconds[name] = min(seconds[name], timed(step))
-        peak = max(peak, matmul_peak())
+    peaks: list[float] = []
+    times = least([*steps.values(), lambda: peaks.append(matmul_peak())], rounds)
+    seconds, peak = dict(zip(steps, times[:-1], strict=True)), max(peaks)
     counter = FlopCounterMode(display=False)
     with counter:
         ctc_loss(ours, data).backward()
@@ -201,13 +197,6 @@ def matmul_peak() -> float:
     best = 0.0
     for rows, inner, columns in ((1024, 1024, 1024), (2400, 256, 1024), (2048, 512, 2048)):
         a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-        fastest = min(timed(partial(torch.matmul, a, b)) for _ in range(3))
+        (fastest,) = least([partial(torch.matmul, a, b)], 3)
         best = max(best, 2 * rows * inner * columns / fastest / 1e9)
     return best
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Seconds of processor time that ``work`` takes; with one thread, wall time without that of other programs."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
