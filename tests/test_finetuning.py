@@ -20,6 +20,7 @@ from imputer.data import manifest
 from imputer.data.manifest import Manifest, Utterance
 from imputer.data.splitting import split_off
 from imputer.errors import UsageError
+from imputer.model import Imputer
 from imputer.training import finetuning
 from imputer.vocabulary import Vocabulary
 from trainings import TINY, imputer, settings_for
@@ -180,7 +181,7 @@ def test_the_best_validation_is_kept_which_may_be_the_start(
 
 def test_a_few_recordings_make_the_model_better(expert: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The expert is trained on eight sentences; it must learn new sentences at another pitch."""
-    for name, value in {"FEWEST_STEPS": 150, "LEARNING_RATE": 3e-3, "STAY_NEAR": 0.0}.items():
+    for name, value in {"FEWEST_STEPS": 150, "LEARNING_RATE": 3e-3, "KEPT": 1.0}.items():
         monkeypatch.setattr(finetuning, name, value)  # it is far from what it must learn
     source = recordings(tmp_path / "mine", 60, pitch=1.04, spoken_as=str.upper)
     report = package.finetune(expert, source, tmp_path / "model")
@@ -201,7 +202,7 @@ def test_weights_that_are_worse_are_discarded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A learning rate that ruins the model: the output is the model it started from, and the report says so."""
-    for name, value in {"FEWEST_STEPS": 20, "LEARNING_RATE": 1.0, "STAY_NEAR": 0.0}.items():
+    for name, value in {"FEWEST_STEPS": 20, "LEARNING_RATE": 1.0, "KEPT": 1.0}.items():
         monkeypatch.setattr(finetuning, name, value)
     known = [replace(one, id=f"{one.id}-{copy}") for one in Manifest(corpus) for copy in range(8)]
     manifest.write(tmp_path / "known.jsonl", known)
@@ -209,6 +210,40 @@ def test_weights_that_are_worse_are_discarded(
     assert report.worse and report.verdict.startswith("worse: the new weights are discarded")
     start, kept = load_file(expert / models.WEIGHTS), load_file(tmp_path / "model" / models.WEIGHTS)
     assert all(torch.equal(start[name], kept[name]) for name in start)
+
+
+def test_weights_move_part_of_the_way_and_all_else_stays(expert: Path, tmp_path: Path) -> None:
+    """The settings of the language model were lost: the new model decoded with the defaults."""
+    start, end, output = (tmp_path / name for name in ("start", "end", "output"))
+    model, vocabulary = models.load(expert)
+    models.save(start, model, vocabulary, half=True)
+    (start / models.LANGUAGE_MODEL).write_bytes(b"some bytes")
+    models.store_language_model_settings(start, configs.LanguageModel(lm_weight=0.123))
+    for weight in model.parameters():
+        weight.data += 1.0
+    models.save(end, model, vocabulary)
+    finetuning.write_between(start, end, output)
+    first, moved = load_file(start / models.WEIGHTS), load_file(output / models.WEIGHTS)
+    for name, _ in model.named_parameters():
+        assert moved[name].dtype == torch.float16
+        assert torch.allclose(moved[name].float(), first[name].float() + finetuning.KEPT, atol=4e-3), name
+    assert models.language_model_settings(output).lm_weight == 0.123
+    assert (output / models.LANGUAGE_MODEL).read_bytes() == b"some bytes"
+
+
+def test_of_a_model_with_an_encoder_only_that_moves(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.train(["abc"], size=4, units="characters")
+    shape = configs.Model(width=32, layers=1, heads=2, filter_size=32)
+    model = Imputer(shape, configs.FrontEnd(name="trainable_moonshine", stack=3), vocabulary.size)
+    models.save(tmp_path / "start", model, vocabulary)
+    for weight in model.parameters():
+        weight.data += 1.0
+    models.save(tmp_path / "end", model, vocabulary)
+    finetuning.write_between(tmp_path / "start", tmp_path / "end", tmp_path / "output")
+    first, moved = (load_file(tmp_path / name / models.WEIGHTS) for name in ("start", "output"))
+    for name, _ in model.named_parameters():
+        distance = finetuning.KEPT if name.startswith("front_end.encoder.") else 0.0
+        assert torch.allclose(moved[name], first[name] + distance, atol=1e-5), name
 
 
 def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path, tmp_path: Path) -> None:
