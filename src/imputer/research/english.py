@@ -6,6 +6,7 @@ model. With `--lm FILE` the errors that a language model would fix are counted a
 this program at a smaller size, is `imputer reproduce topology --on english`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def run(lab: Lab) -> dict[str, Any]:
         raise UsageError(
             "english needs --models DIR with run folders ctc and dp (and ctc-merging, dp-merging) in it"
         )
-    rows, trained, curves = [], {}, {}
+    rows, described_models, curves = [], {}, {}
     for (kind, ending), folder in found.items():
         model, name = Trained(folder, 0), FOLDERS[ending]
-        trained[folder.name] = described(folder)
+        described_models[folder.name] = described(folder)
         if (folder / "metrics.jsonl").is_file():  # a run folder, not only its model
             points = curve(model)
             passes = max(int(key.removeprefix("wer_")) for key in points[0] if key.startswith("wer_"))
@@ -62,26 +63,39 @@ def run(lab: Lab) -> dict[str, Any]:
     return {
         "rows": rows,
         "pairs": [pair for pair in pairs if set(pair) <= names],
-        "models": trained,
+        "models": described_models,
         "curves": curves,
     }
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What a model folder says of itself: a fingerprint of its weights, its settings."""
+    """What a model folder says of itself: a fingerprint of its weights, its settings, those of its training."""
     weights = provenance.digest((folder / "model" / models.WEIGHTS).read_bytes().hex())
-    settings = configs.read_toml(folder / "model" / models.CONFIG)
-    return {"weights": weights, "settings": settings}
+    found = {"weights": weights, "settings": configs.read_toml(folder / "model" / models.CONFIG)}
+    if (folder / "config.toml").is_file():  # a run folder, not only its model
+        run = configs.read(str(folder / "config.toml"))
+        found["training"] = provenance.changed(run)
+        found["manifests"] = [Path(path).name for path in run.data.train]
+    return found
 
 
 def text(result: Result) -> str:
     """What the rows are, and how much a language model would fix."""
-    lines = ["Without a language model."]
+    about = [trained(name, model) for name, model in result["models"].items()]
+    lines = ["Without a language model.", *filter(None, about)]
     for name, row in result.rows.items():
         if "fixable" in row:
             share = sum(map(sum, row["fixable"])) / max(1, sum(map(sum, row["words"])))
             lines.append(f"{name}: a language model would fix {100 * share:.0f} % of the word errors.")
     return " ".join(lines)
+
+
+def trained(name: str, model: Mapping[str, Any]) -> str:
+    """One sentence about the training of a model, if its run folder told."""
+    if "training" not in model:
+        return ""
+    made, manifests = model["training"], ", ".join(model["manifests"])
+    return f"`{name}`: {made['training.steps']:,} steps of up to {made['data.batch_seconds']:g} s on {manifests}."
 
 
 def claims(result: Result) -> list[Claim]:

@@ -25,7 +25,7 @@ def reproduce(
 ) -> Path:
     """One experiment; returns its results file."""
     module = research.load(name)
-    known = provenance.record(command(name, quick, on, seeds), range(seeds))
+    known = provenance.record(command(name, quick, on, seeds, models, lm), range(seeds))
     content: dict[str, Any] = {"experiment": name, "quick": quick}
     if not module.DATASET:  # it makes its own data
         content |= {"provenance": known, **module.run(None, quick=quick)}
@@ -51,10 +51,14 @@ def reproduce(
     return results.write(output, results.completed(stem, content | found, pairs))
 
 
-def command(name: str, quick: bool, on: str, seeds: int) -> str:
-    """The command that leads to these figures, without the folders of this machine."""
+def command(
+    name: str, quick: bool, on: str, seeds: int, models: Path | None = None, lm: Path | None = None
+) -> str:
+    """The command that leads to these figures, with the last part of its paths only."""
     words = ["imputer", "reproduce", name, *(["--quick"] if quick else []), *(["--on", on] if on else [])]
-    return shlex.join([*words, *(["--seeds", str(seeds)] if seeds > 1 else [])])
+    words += ["--seeds", str(seeds)] if seeds > 1 else []
+    words += ["--models", models.name] if models else []
+    return shlex.join([*words, *(["--lm", lm.name] if lm else [])])
 
 
 def steps(dataset: DataSet) -> dict[str, int]:
