@@ -123,7 +123,7 @@ def english(data: Path) -> DataSet:
 def digits(data: Path) -> DataSet:
     """Connected digits, the paper's convolutions from scratch; other speakers in each part."""
     train, valid, test = (digit_manifest(data, part) for part in ("train", "valid", "test"))
-    settings = configs.read("digits")
+    settings = _in_bf16(configs.read("digits"))
     return DataSet(
         *("digits", train, valid, test, replace(settings, rollin=replace(settings.rollin, noise="none"))),
         expert_steps=500,
@@ -142,8 +142,11 @@ def digits(data: Path) -> DataSet:
 def digits_shifted(data: Path) -> DataSet:
     """The same, but roll-ins are the expert's alignments shifted by up to a frame, as for the shipped model."""
     plain = digits(data)
+    rollin = replace(plain.settings.rollin, noise=configs.read("digits").rollin.noise)
     return replace(
-        plain, settings=configs.read("digits"), about=f"{plain.about}; roll-ins shifted by up to a frame"
+        plain,
+        settings=replace(plain.settings, rollin=rollin),
+        about=f"{plain.about}; roll-ins shifted by up to a frame",
     )
 
 
@@ -267,8 +270,13 @@ def cmudict_manifest(data: Path, part: str) -> Path:
 
 def _over_cached_frames(name: str, data: Path) -> configs.Config:
     """A configuration whose frames lie in the data folder."""
-    settings = configs.read(name)
+    settings = _in_bf16(configs.read(name))
     return replace(settings, data=replace(settings.data, frames_cache=str(data / "frames")))
+
+
+def _in_bf16(settings: configs.Config) -> configs.Config:
+    """The same in bfloat16: three seeds are affordable (2.8 times as fast over frames, 1.4 times on digits)."""
+    return replace(settings, training=replace(settings.training, bf16=True))
 
 
 def _pronunciations(data: Path) -> Path:
