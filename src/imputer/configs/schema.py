@@ -115,6 +115,9 @@ class Data:
 
     train: Texts = key((), "manifests")
     valid: Texts = key((), "manifests that are not trained on; without any, there is no validation")
+    text: Texts = key(
+        (), "files of text in the form of the transcripts, one sentence per line, for training.text_share"
+    )
     batch_seconds: Positive = key(90.0, "audio in one batch, padding included")
     workers: CountOrNone = key(
         1, "processes that read audio and compute features; 0 = the training's own process"
@@ -189,6 +192,9 @@ class Training:
 
     objective: Literal["ctc", "imitation", "dynamic_programming"] = key(
         "ctc", "ctc: an expert; else: an Imputer"
+    )
+    text_share: PositiveOrNone = key(
+        0.0, "text without sound in every step, as a share of data.batch_seconds; 0 = none"
     )
     steps: Count = key(10_000, "steps of the optimiser")
     batches_per_step: Count = key(1, "over all processes together: more ranks, fewer each, same result")

@@ -5,6 +5,7 @@ bit-exactly, and N ranks take the same steps as one process.
 
     starting      data read, model built, checkpoint loaded: ``prepare``
     stream        batches, from any position on
+    text_only     batches of text without sound: ``training.text_share``
     batch_loss    roll-in, model and objective of one batch: OBJECTIVES
     optimizers    OPTIMIZERS, learning rates (SCHEDULES), averaged weights
     step          one optimiser step

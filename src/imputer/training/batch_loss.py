@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from imputer import alignments, configs, objectives, rollin
 from imputer.data.batching import Batch
 from imputer.model import Imputer
+from imputer.training.text_only import TextBatch
 
 
 class BatchLoss(nn.Module):
@@ -29,13 +30,16 @@ class BatchLoss(nn.Module):
             batch.features.device.type, torch.bfloat16, enabled=self.settings.training.bf16
         )
         with autocast:
-            acoustic, frame_lengths = model.encode(batch.features, batch.feature_lengths)
+            acoustic, frame_lengths = self.encode(batch)
         usable = alignments.feasible(batch.targets, frame_lengths, batch.target_lengths, **topology)
         if self.settings.training.objective == "ctc":
             drawn, committed = None, None
             partial = model.all_masked(acoustic)
         else:
-            expert = self.expert or self.own_alignments(batch, acoustic.detach(), frame_lengths, usable)
+            if isinstance(batch, TextBatch):
+                expert = batch.alignments.__getitem__
+            else:
+                expert = self.expert or self.own_alignments(batch, acoustic.detach(), frame_lengths, usable)
             drawn, committed, fits = self.roll_in(expert, batch, frame_lengths, step)
             usable = usable & torch.tensor(fits, device=usable.device)
             partial = torch.where(committed, drawn, model.mask)
@@ -53,6 +57,13 @@ class BatchLoss(nn.Module):
             log_probs, targets, drawn, committed, frame_lengths, target_lengths, **topology
         )
         return -likelihood.sum(), [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
+
+    def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The acoustic part (batch, frame, width) and frame_lengths; zero where nothing is heard."""
+        if isinstance(batch, TextBatch):
+            shape = (*batch.features.shape[:2], self.model.settings.width)
+            return batch.features.new_zeros(shape), batch.feature_lengths
+        return self.model.encode(batch.features, batch.feature_lengths)
 
     @torch.no_grad()
     def own_alignments(
@@ -89,7 +100,7 @@ class BatchLoss(nn.Module):
             block_size=policy.block_size,
             seed=self.settings.training.seed,
             step=step,
-            all_masked=policy.all_masked,
+            all_masked=0.0 if isinstance(batch, TextBatch) else policy.all_masked,  # it would learn nothing
             merge_repeats=self.model.merge_repeats,
         )
         device = frame_lengths.device

@@ -17,6 +17,7 @@ from imputer.model import Imputer
 from imputer.training.batch_loss import BatchLoss
 from imputer.training.checkpoints import Progress
 from imputer.training.stream import Stream
+from imputer.training.text_only import Text
 from imputer.vocabulary import Vocabulary
 
 
@@ -35,6 +36,7 @@ class Run:
     average: dict[str, Tensor]
     stream: Stream
     plain_extract: Extract  # features without augmentation
+    text: Text | None  # with training.text_share
     valid: Utterances | None
     progress: Progress
     log: Callable[[dict[str, Any]], None]

@@ -40,6 +40,7 @@ from imputer.training.run_folder import (
 )
 from imputer.training.stale_copy import stale_path
 from imputer.training.stream import Stream
+from imputer.training.text_only import Text
 from imputer.vocabulary import Vocabulary
 
 OWN = "own"  # rollin.alignments: no expert
@@ -93,6 +94,7 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
             accept=accept_changed_data,
         )
     report_data(utterances, excluded, here)
+    text = text_of(settings, vocabulary, here)
     objective = BatchLoss(model, settings, expert)
     trained: nn.Module = objective
     if settings.training.compile:
@@ -129,6 +131,7 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
         average,
         stream,
         plain_extract,
+        text,
         valid,
         checkpoints.Progress(),
         metrics_log(folder, here, tensorboard=settings.training.tensorboard),
@@ -229,6 +232,16 @@ def report_data(utterances: Utterances, excluded: dict[str, Dropped], here: Rank
     )
 
 
+def text_of(settings: configs.Config, vocabulary: Vocabulary, here: Ranks) -> Text | None:
+    """The text to train on without sound, if any; says how much of it is used."""
+    if not settings.training.text_share:
+        return None
+    text = Text(settings.data.text, vocabulary)
+    left_out = f"; {count(text.left_out, 'line')} left out, not in the form of the transcripts"
+    here.say(f"and on {count(text.lines - text.left_out, 'line')} of text{left_out if text.left_out else ''}")
+    return text
+
+
 def expert_at(folder: Path, step: int, refresh_every: int) -> rollin.AlignmentStore | None:
     """The alignments of the last stale copy before ``step``; None if the stored expert is still in use.
 
@@ -258,6 +271,9 @@ def check(settings: configs.Config, here: Ranks) -> None:
             f"training.objective = {training.objective} needs rollin.alignments: train a CTC expert first, then "
             f"`imputer align --manifest M --model EXPERT --store F`, or set it to {OWN}"
         )
+    if training.text_share and (training.objective == "ctc" or not settings.data.text):
+        lacking = "an Imputer: CTC hears only" if settings.data.text else "data.text: files to take it from"
+        raise UsageError(f"training.text_share needs {lacking}")
     if training.stay_near and not training.start_from:
         raise UsageError("training.stay_near needs training.start_from: the weights to stay near")
     for key, value, known in (

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -15,34 +16,39 @@ from imputer.training.data_checks import UNUSABLE
 from imputer.training.optimizers import learning_rate, update_average
 from imputer.training.run import Run
 from imputer.training.run_folder import save_checkpoint
+from imputer.training.text_only import TextBatch
 
 
 def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float] | None:
     """One optimiser step over this rank's share of batches; None if it changed nothing."""
     training, here, now = run.settings.training, run.ranks, run.progress
     loaded = [here.moved(batch) for _, _, batch in share]
-    tokens = here.total([sum(float(batch.target_lengths.sum()) for batch in loaded)])[0]
+    silent = [here.moved(batch) for batch in text_batches(run)]
+    spoken, written = here.total([_tokens(loaded), _tokens(silent)])
     rate = learning_rate(training, now.step)
     for group in run.optimizer.param_groups:
         group["lr"] = rate * group["share"]
     run.trained.train()
-    loss_sum, too_long = 0.0, list[str]()
-    for j, batch in enumerate(loaded):
+    loss_sum, text_loss, too_long = 0.0, 0.0, list[str]()
+    for j, batch in enumerate([*loaded, *silent]):
         seed_for_batch(training.seed, now.step, j * here.count + here.rank)
-        more = here.count > 1 and j < len(loaded) - 1
+        more = here.count > 1 and j < len(loaded) + len(silent) - 1
         with run.trained.no_sync() if more else contextlib.nullcontext():  # type: ignore[operator]
             loss, left_out = run.trained(batch, now.step)
             # Ranks average their gradients; the loss is a sum over all of them.
-            (loss * (here.count / max(1.0, tokens))).backward()
-        loss_sum, too_long = loss_sum + float(loss.detach()), too_long + left_out
+            (loss * (here.count / max(1.0, spoken + written))).backward()
+        if isinstance(batch, TextBatch):
+            text_loss += float(loss.detach())
+        else:
+            loss_sum, too_long = loss_sum + float(loss.detach()), too_long + left_out
     pull_to_start(run)
     norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), training.clip))
     used = sum(len(batch) for batch in loaded) - len(too_long)
     dropped = len(too_long) + sum(len(batch.dropped) for batch in loaded)
     seconds = sum(batch.seconds for batch in loaded)
-    loss_sum, seconds, dropped, used = here.total([loss_sum, seconds, dropped, used])  # type: ignore[assignment]
+    loss_sum, text_loss, seconds, dropped, used = here.total([loss_sum, text_loss, seconds, dropped, used])  # type: ignore[assignment]
     count_drops(run, loaded, too_long)
-    finite = math.isfinite(loss_sum) and math.isfinite(norm)
+    finite = math.isfinite(loss_sum + text_loss) and math.isfinite(norm)
     if finite and used:
         run.optimizer.step()
         update_average(run.average, run.model, run.settings.training.average, run.progress.step)
@@ -59,12 +65,32 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
         skip(run, [name for batch in loaded for name in batch.ids], loss_sum, norm)
         return None
     return {
-        "loss": loss_sum / max(1.0, tokens),  # nats per token
+        "loss": loss_sum / max(1.0, spoken),  # nats per token
+        **({"text_loss": text_loss / max(1.0, written)} if silent else {}),
         "learning_rate": rate,
         "gradient_norm": norm,
         "dropped": now.dropped,
         "skipped": len(now.skipped),
     }
+
+
+def text_batches(run: Run) -> list[TextBatch]:
+    """The batch without sound of this step, if there is to be one."""
+    settings, rank = run.settings, run.ranks.rank
+    if run.text is None:
+        return []
+    return [
+        run.text.draw(
+            *(settings.training.seed, run.progress.step, rank),
+            seconds=settings.training.text_share * settings.data.batch_seconds,
+            frame_seconds=run.model.front_end.frame_seconds,
+            merge_repeats=run.model.merge_repeats,
+        )
+    ]
+
+
+def _tokens(batches: Sequence[Batch]) -> float:
+    return sum(float(batch.target_lengths.sum()) for batch in batches)
 
 
 def skip(run: Run, ids: list[str], loss: float, norm: float) -> None:
