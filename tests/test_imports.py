@@ -128,6 +128,17 @@ def test_nothing_imports_a_command(edges):
     assert {room(module) for module in importers} <= {"commands", "__main__"}
 
 
+def test_one_function_runs_imputation(edges):
+    """``decoding.decode``; only the benchmark of ``decoding.impute`` itself calls that as well."""
+    known, callers = modules(), set()
+    for module in edges:
+        tree = ast.parse(known[module].read_text())
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        if any(ast.unparse(call) in ("impute", "decoding.impute") for call in calls):
+            callers.add(module)
+    assert callers == {"decoding", "research.benchmarks.bench_decoding"}
+
+
 def test_dir_lists_what_a_user_may_name() -> None:
     listed = {name for name in dir(imputer) if not name.startswith("__")}
     assert {"Recognizer", "finetune", "alignments", "masking", "objectives", "streaming"} <= listed
