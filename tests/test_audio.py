@@ -2,8 +2,6 @@
 
 import io
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -469,14 +467,3 @@ def test_samples_far_beyond_full_scale_are_refused(tmp_path: Path, peak: float) 
     for function in (audio.read, lambda path: audio.info(path, check=True)):
         with pytest.raises(ImputerError, match=r"a\.wav: a sample is .*between -1 and 1"):
             function(path)
-
-
-def test_it_imports_where_nothing_forks() -> None:
-    # Python's own modules ask what system they are on, and have to be there before.
-    code = (
-        "import os, random, logging, concurrent.futures.thread, numpy, soundfile; del os.register_at_fork; "
-    )
-    code += "from imputer import audio; print(audio.SAMPLE_RATE)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split() == [
-        b"16000"
-    ]

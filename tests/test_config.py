@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imputer import configs, frontends, masking, training
+from imputer import configs, training
 from imputer.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -192,16 +192,6 @@ def test_every_key_is_explained(kind: type) -> None:
     keys = configs.keys_of(kind)
     assert [key.name for key in keys] == [field.name for field in fields(kind)]
     assert [key.name for key in keys if not key.description] == []
-
-
-def test_explanations_name_every_choice() -> None:
-    explained = {
-        key.name: f"{key.default} {key.description}"
-        for kind in SECTIONS.values()
-        for key in configs.keys_of(kind)
-    }
-    assert all(name in explained["name"] for name in frontends.FRONT_ENDS)
-    assert all(name in explained["masking"] for name in masking.POLICIES)
 
 
 def test_the_documentation_says_what_a_resumed_run_may_change() -> None:

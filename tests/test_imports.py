@@ -4,6 +4,8 @@ Imports inside functions count as well: they delay the cost of an import, not th
 """
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -126,8 +128,42 @@ def test_nothing_imports_a_command(edges):
     assert {room(module) for module in importers} <= {"commands", "__main__"}
 
 
+def test_one_function_runs_imputation(edges):
+    """``decoding.decode``; only the benchmark of ``decoding.impute`` itself calls that as well."""
+    known, callers = modules(), set()
+    for module in edges:
+        tree = ast.parse(known[module].read_text())
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        if any(ast.unparse(call) in ("impute", "decoding.impute") for call in calls):
+            callers.add(module)
+    assert callers == {"decoding", "research.benchmarks.bench_decoding"}
+
+
 def test_dir_lists_what_a_user_may_name() -> None:
     listed = {name for name in dir(imputer) if not name.startswith("__")}
     assert {"Recognizer", "finetune", "alignments", "masking", "objectives", "streaming"} <= listed
     assert not {"Any", "TYPE_CHECKING", "import_module"} & listed
     assert all(hasattr(imputer, name) for name in listed)
+
+
+# What only a Unix has is taken away; the modules named first ask for it themselves.
+ELSEWHERE = """
+import os, random, logging, multiprocessing.util, concurrent.futures.thread, sys
+import numpy, torch, numba, soundfile
+for name in ("register_at_fork", "fork", "fchmod", "setpgid"):
+    delattr(os, name)
+sys.modules |= dict.fromkeys(("fcntl", "resource", "termios", "pwd", "grp"))
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(name)
+"""
+
+
+@pytest.mark.slow
+def test_every_module_imports_where_the_system_is_no_unix(edges):
+    """On Windows, that is: there the shipped models and the training are to be had as well."""
+    names = [f"imputer.{module}" for module in edges if module and module != "__main__"]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *names], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

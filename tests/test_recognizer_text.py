@@ -15,6 +15,7 @@ from imputer.data import manifest
 from imputer.data.manifest import Utterance
 from imputer.decoding import Options
 from imputer.errors import ImputerError
+from imputer.evaluation import tuning
 from imputer.languagemodel import write_arpa
 from imputer.recognizer import Recognizer
 from imputer.vocabulary import Vocabulary
@@ -221,6 +222,17 @@ def test_lm_tune_stores_settings_that_err_least(run, lm, speech, tmp_path):
     assert code == 0 and "best on 1 utterance" in out and "0.00 % WER; stored in" in out
     assert models.language_model_settings(target) != before
     assert Recognizer.from_pretrained(target).transcribe(speech).text == TEXT
+
+
+def test_lm_tune_names_an_utterance_that_the_network_gives_nan_for(lm, speech, tmp_path):
+    """As every decoding does: tuning calls ``decoding.decode`` too."""
+    recognizer = Recognizer.from_pretrained(tones.save(tmp_path / "own"))
+    impute = recognizer.model.impute
+    recognizer.model.impute = lambda *given: impute(*given).mul(float("nan"))
+    soundfile.write(tmp_path / "a.wav", speech, tones.RATE)
+    utterance = Utterance("a", str(tmp_path / "a.wav"), len(speech) / tones.RATE, TEXT)
+    with pytest.raises(ImputerError, match=r"^a: the network gave NaN"):
+        tuning.tune(recognizer, lm, [utterance], print)
 
 
 def test_lm_tune_without_a_language_model_or_speech(run, plain, tmp_path):

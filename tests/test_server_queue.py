@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies
 
 import tones
+from imputer.audio import windows
 from imputer.decoding import Options
 from imputer.server.batcher import Batcher
-from imputer.server.decoders import Cutter
 from imputer.server.failures import Failure
 from imputer.server.jobs import Batch, Job, Window
 from imputer.server.metrics import Metrics
@@ -303,11 +303,16 @@ def test_windows_are_those_of_the_whole_recording(listener, sizes, seed):
     """However the upload is decoded, block by block, its windows are the recogniser's."""
     samples = np.random.default_rng(seed).standard_normal(sum(sizes) + 1).astype(np.float32)
     blocks = np.split(samples, np.cumsum(sizes))
-    cutter = Cutter(listener)
-    windows = [window for block in blocks for window in cutter.add(block)] + cutter.rest()
-    expected = listener.cut(samples)
-    assert len(windows) == len(expected)
-    assert all(np.array_equal(a, b) for a, b in zip(windows, expected, strict=True))
+    cutter, cut = listener.cutter(), []
+    for block in blocks:
+        cutter.add(block)
+        cut += cutter.complete()
+    cut += cutter.rest()
+    places = windows.spans(len(samples) / tones.RATE, *listener.window_frames(), listener.frame_seconds)
+    expected = [samples[round(a * tones.RATE) :][: round(b * tones.RATE)] for a, b in places]
+    for found in (cut, listener.cut(samples)):
+        assert len(found) == len(expected)
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_an_hour_takes_the_memory_of_a_few_windows(folder):

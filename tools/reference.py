@@ -5,6 +5,7 @@ from pathlib import Path
 
 from imputer import configs
 from imputer.commands import program
+from imputer.training import CHOICES
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -17,17 +18,17 @@ def configuration(page: str) -> str:
         _, gap, rest = f"\n{rest}\n".partition("\n\n")
         page = (
             f"{head}{title}{text}\n"
-            + "\n".join(section_table(type(section)))
+            + "\n".join(section_table(name, type(section)))
             + f"{gap}{rest}".rstrip("\n")
             + "\n"
         )
     return page
 
 
-def section_table(kind: type) -> list[str]:
+def section_table(name: str, kind: type) -> list[str]:
     rows = [
         f"| `{key.name}` | `{json.dumps(key.default)}` | {key.takes.replace(' | ', ', ')} | {key.description} |"
-        for key in configs.keys_of(kind)
+        for key in configs.with_choices(name, configs.keys_of(kind), CHOICES)
     ]
     return ["| key | default | takes | what it does |", "|---|---|---|---|", *rows]
 

@@ -421,11 +421,16 @@ class Recognizer:
         overlap = min(OVERLAP_SECONDS, window / 4) if overlap is None else overlap
         return windows.in_frames(window, overlap, self.frame_seconds)
 
+    def cutter(self) -> windows.Cutter:
+        """Cuts a recording that comes block by block into windows."""
+        per_frame = self.frame_seconds * self.sample_rate
+        return windows.Cutter(*(round(frames * per_frame) for frames in self.window_frames()))
+
     def cut(self, waveform: np.ndarray) -> list[np.ndarray]:
         """The windows of a recording in memory; a short one is its own only window."""
-        rate = self.sample_rate
-        spans = windows.spans(len(waveform) / rate, *self.window_frames(), self.frame_seconds)
-        return [waveform[round(a * rate) : round(a * rate) + max(1, round(b * rate))] for a, b in spans]
+        cutter = self.cutter()
+        cutter.add(waveform)
+        return list(cutter.rest())
 
     def join(self, pieces: Sequence[Decoded]) -> Decoded:
         """One result out of those of the windows of ``cut``."""

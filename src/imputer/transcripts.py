@@ -125,7 +125,7 @@ def from_alignment(
         for word in words_of(tokens, seconds)
     ]
     return Transcript(
-        text=" ".join(word.text for word in words),
+        text=text_of(words),
         words=words,
         tokens=tokens,
         passes=passes,
@@ -134,6 +134,16 @@ def from_alignment(
         trace=None if trace is None else [symbols(row, vocabulary, blank, mask) for row in trace],
         alternatives=list(alternatives),
     )
+
+
+def from_words(words: list[Word]) -> Transcript:
+    """The transcript of words with their times, where nothing else is known; it ends with the last."""
+    return Transcript(text_of(words), words, tokens=[], passes=0, seconds=words[-1].end if words else 0.0)
+
+
+def text_of(words: Sequence[Word]) -> str:
+    """Words as text."""
+    return " ".join(word.text for word in words)
 
 
 def calibrated(confidence: float, points: Sequence[tuple[float, float]]) -> float:
@@ -267,7 +277,7 @@ def _emissions(alignment: Sequence[int], blank: int, merge_repeats: bool) -> Ite
 
 
 def _lines(cue: Sequence[Word]) -> list[str]:
-    return textwrap.wrap(" ".join(word.text for word in cue), LINE_CHARACTERS, break_long_words=False)
+    return textwrap.wrap(text_of(cue), LINE_CHARACTERS, break_long_words=False)
 
 
 def _text(cue: Sequence[Word]) -> str:

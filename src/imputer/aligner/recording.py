@@ -15,7 +15,7 @@ from imputer.decoding import Decoded
 from imputer.errors import ImputerError, UsageError, count
 from imputer.recognizer import Recognizer
 from imputer.support import progress
-from imputer.transcripts import Transcript
+from imputer.transcripts import Transcript, text_of
 
 
 def align(recognizer: Recognizer, source: Audio, text: str) -> Transcript:
@@ -35,7 +35,7 @@ def align(recognizer: Recognizer, source: Audio, text: str) -> Transcript:
     confidence = log_probs.gather(1, torch.tensor(alignment)[:, None])[:, 0].exp().tolist()
     found = recognizer.transcript(Decoded(alignment, confidence, passes=1), recording.seconds)
     words = written.timed(found.words)
-    return replace(found, text=" ".join(word.text for word in words), words=words)
+    return replace(found, text=text_of(words), words=words)
 
 
 @torch.inference_mode()

@@ -47,7 +47,7 @@ SECONDS_MISSING = 0.5
 
 
 def demuxer(start: bytes) -> str:
-    """The demuxer for a file that begins with these bytes; None if there is none."""
+    """The demuxer for a file that begins with these bytes; empty if there is none."""
     return next((name for (at, magic), name in SIGNATURES.items() if start[at:].startswith(magic)), "")
 
 

@@ -64,6 +64,42 @@ def spans_at_pauses(
     yield start * frame_seconds, seconds - start * frame_seconds
 
 
+class Cutter:
+    """Cuts blocks of samples, as they come, into the windows that ``spans`` has for the whole recording."""
+
+    def __init__(self, window: int, hop: int) -> None:
+        self.window, self.hop = window, hop  # samples
+        self.parts: list[np.ndarray] = []
+        self.count = 0
+        self.first = True  # no window has been cut yet
+
+    def add(self, block: np.ndarray) -> None:
+        """The next samples."""
+        self.parts.append(block)
+        self.count += len(block)
+
+    def complete(self) -> Iterator[np.ndarray]:
+        """The windows that are complete; of their samples only the overlap is kept."""
+        while self.count >= self.window:
+            samples = self.waveform()
+            self.parts = [samples[self.hop :]]
+            self.count -= self.hop
+            self.first = False
+            yield samples[: self.window]
+
+    def rest(self) -> Iterator[np.ndarray]:
+        """The windows that are left; the last is longer than its overlap with the one before."""
+        yield from self.complete()
+        if self.first or self.count > self.window - self.hop:
+            yield self.waveform()
+
+    def waveform(self) -> np.ndarray:
+        """All samples that are kept."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return np.concatenate(self.parts) if self.parts else np.empty(0, np.float32)
+
+
 def join(pieces: Sequence[Decoded], hop: int | Sequence[int], blank: int = 0) -> Decoded:
     """One result out of those of windows ``hop`` frames apart; it took the passes of the slowest.
 

@@ -162,11 +162,9 @@ def _clock(seconds: float) -> str:
 
 def _write_captions(path: Path, words: list["Word"]) -> None:
     """The captions so far, whole or not at all."""
-    from imputer.transcripts import Transcript
+    from imputer.transcripts import from_words
 
-    seconds = words[-1].end if words else 0.0
-    transcript = Transcript(" ".join(word.text for word in words), words, [], passes=0, seconds=seconds)
-    write(transcript, path.stem, CAPTIONS[path.suffix.lower()], path)
+    write(from_words(words), path.stem, CAPTIONS[path.suffix.lower()], path)
 
 
 def _played(path: Path, rate: int, *, fast: bool) -> Generator["np.ndarray"]:

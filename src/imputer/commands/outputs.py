@@ -5,19 +5,13 @@ from typing import TYPE_CHECKING, Literal
 
 from imputer.audio.endings import is_audio
 from imputer.errors import UsageError
+from imputer.transcripts import FORMATS, Transcript
 
 if TYPE_CHECKING:
-    from imputer.transcripts import Transcript
-
-Format = Literal["txt", "json", "srt", "vtt", "ctm", "textgrid"]
-ENDINGS: dict[str, Format] = {
-    ".txt": "txt",
-    ".json": "json",
-    ".srt": "srt",
-    ".vtt": "vtt",
-    ".ctm": "ctm",
-    ".TextGrid": "textgrid",
-}
+    Format = str
+else:
+    Format = Literal[tuple(FORMATS)]  # the choices of --format
+ENDINGS = {".TextGrid" if name == "textgrid" else f".{name}": name for name in FORMATS}
 _LOWER = {ending.lower(): format for ending, format in ENDINGS.items()}
 
 
@@ -51,12 +45,11 @@ def transcript_of(recording: Path, format: Format) -> Path:
     return stem.with_name(stem.name + ending(format))
 
 
-def write(transcript: "Transcript", name: str, format: Format, path: Path | None, *, head: str = "") -> None:
+def write(transcript: Transcript, name: str, format: Format, path: Path | None, *, head: str = "") -> None:
     """Write a transcript of the recording ``name`` to a file, or behind ``head`` to standard output."""
-    from imputer import transcripts
     from imputer.support import atomic_files
 
-    written = transcripts.FORMATS[format](transcript, name)
+    written = FORMATS[format](transcript, name)
     if path is None:
         print(f"{head}{written}", end="", flush=True)
     else:

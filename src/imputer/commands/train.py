@@ -42,11 +42,11 @@ def train(
     from imputer import configs as configuration
 
     settings = configuration.read(config, overrides)
-    if list_options:
-        print(configuration.to_toml(vars(settings), explained=True), end="")
-        return
     from imputer import training
 
+    if list_options:
+        print(configuration.to_toml(vars(settings), explained=True, choices=training.CHOICES), end="")
+        return
     for line in training.warnings(settings):
         print(f"imputer: warning: {line}", file=sys.stderr)
     folder = output or Path("runs") / config.stem

@@ -1,6 +1,15 @@
 """Configurations: their keys (``schema``), reading and writing them (``reading``), and the *.toml that ship."""
 
-from imputer.configs.reading import SHIPPED, build, differences, keys_of, read, read_toml, to_toml
+from imputer.configs.reading import (
+    SHIPPED,
+    build,
+    differences,
+    keys_of,
+    read,
+    read_toml,
+    to_toml,
+    with_choices,
+)
 from imputer.configs.schema import (
     NO_AUGMENTATION,
     Augmentation,

@@ -5,6 +5,8 @@ import difflib
 import functools
 import json
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,16 +156,24 @@ def _range(schema: dict[str, Any]) -> str:
     return ", " + " and ".join(words) if words else ""
 
 
-def to_toml(sections: dict[str, Any], *, explained: bool = False) -> str:
+def with_choices(section: str, keys: Sequence[Key], choices: Mapping[str, Iterable[str]]) -> list[Key]:
+    """The keys of a section; those in ``choices``, by "section.key", take one of these names."""
+    named = {key.name: choices.get(f"{section}.{key.name}") for key in keys}
+    return [replace(key, takes=" | ".join(named[key.name] or [key.takes])) for key in keys]
+
+
+def to_toml(
+    sections: dict[str, Any], *, explained: bool = False, choices: Mapping[str, Iterable[str]] | None = None
+) -> str:
     """TOML for a mapping of sections (or plain mappings), readable by ``build``.
 
-    explained: behind every key a comment says what it is for and what it takes.
+    explained: behind every key a comment says what it is for and what it takes, with the names in ``choices``.
     """
     parts = []
     for name, section in sections.items():
         items = section if isinstance(section, dict) else dataclasses.asdict(section)
         kind: Any = type(section)
-        keys = keys_of(kind) if explained else ()
+        keys = with_choices(name, keys_of(kind), choices or {}) if explained else []
         comments = {key.name: f"  # {key.description} ({key.takes})" for key in keys}
         lines = [
             f"{key} = {json.dumps(value, ensure_ascii=False)}{comments.get(key, '')}"

@@ -1,6 +1,7 @@
 """The keys of a configuration: frozen pydantic dataclasses, each key with its type, range, default and description.
 
-The description is what `imputer train --list-options` and docs/configuration.md show.
+The description is what `imputer train --list-options` and docs/configuration.md show. A key that takes a name from a
+registry is a plain text here; `imputer.training.CHOICES` has the names.
 """
 
 from typing import Annotated, Any, Literal
@@ -52,10 +53,7 @@ def key(default: Any, description: str) -> Any:
 class FrontEnd:
     """From sound to acoustic frames. Which keys matter depends on ``name``."""
 
-    name: str = key(
-        "filterbank_convolution",
-        "filterbank_convolution, frames, letters, moonshine, trainable_moonshine or huggingface",
-    )
+    name: str = key("filterbank_convolution", "the front end")
     channels: Count = key(32, "filterbank_convolution: channels of both convolutions")
     stack: Count = key(1, "pretrained encoders: encoder frames in one acoustic frame")
     feature_size: CountOrNone = key(0, "frames: numbers in each given vector")
@@ -177,12 +175,10 @@ class Rollin:
         "",
         "file written by `imputer align --store`; own = the model's best alignment at every step, without an expert",
     )
-    masking: str = key(
-        "block", "block, bernoulli, uniform or block_printed: which frames of the alignment are shown"
-    )
+    masking: str = key("block", "which frames of the alignment are shown")
     block_size: Count = key(8, "B: frames in a block of the masking policy")
     all_masked: Share = key(0.0, "share of utterances shown all masked, on top of what the policy draws")
-    noise: str = key("none", "none, utterance or token: what the roll-in shifts by up to one frame")
+    noise: str = key("none", "what the roll-in shifts by up to one frame")
     refresh_every: CountOrNone = key(0, "steps between refreshes from a stale copy of the model; 0 = never")
 
 
@@ -205,8 +201,8 @@ class Training:
         "frozen, its frames are computed once and cached",
     )
     warmup_steps: CountOrNone = key(500, "steps in which the learning rate rises to its peak")
-    optimizer: str = key("adamw", "adamw")
-    schedule: str = key("cosine", "cosine, inverse_sqrt or constant: the learning rate after its peak")
+    optimizer: str = key("adamw", "the optimiser")
+    schedule: str = key("cosine", "the learning rate after its peak")
     schedule_steps: CountOrNone = key(
         0, "length of the cosine, where training stops before its end; 0 = the number of steps"
     )

@@ -253,9 +253,10 @@ def _prepare_worker(worker: int, parent: int) -> None:
     # Workers are the parallelism; threads inside them would only fight over the cores.
     torch.set_num_threads(1)
     # Ctrl-C, and many a scheduler, signal the whole group. That is the parent's to answer; its workers end with it.
-    os.setpgid(0, 0)
+    if hasattr(os, "setpgid"):  # on a Unix
+        os.setpgid(0, 0)
     # A worker whose parent was killed would wait for ever to hand over its batch: Linux ends it with its parent.
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it had been killed before
         os._exit(1)

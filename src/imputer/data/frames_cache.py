@@ -15,7 +15,6 @@ one more reading. Frames are written before the index names them: after a kill, 
 index does not name, and no reader sees it. One process writes at a time; any number read, also meanwhile.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -37,7 +36,7 @@ from imputer.configs import NO_AUGMENTATION, Augmentation
 from imputer.data.batching import read_utterance
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
-from imputer.support import progress
+from imputer.support import locks, progress
 from imputer.support.atomic_files import write_text
 from imputer.support.processes import in_order
 
@@ -328,16 +327,14 @@ def _drop(filled: Filled, utterance: Utterance, reason: str, strict: bool) -> No
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the system releases it when the process ends, in any way."""
+    """Hold the lock file; it names the process that holds it."""
     with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not locks.taken(file, path):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise UsageError(
                 f"{path.parent} is being filled by another process ({holder}); wait for it, or name another folder"
-            ) from None
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()}\n")
         file.flush()

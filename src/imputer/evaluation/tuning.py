@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from imputer import decoding
 from imputer.configs import LanguageModel as Settings
@@ -27,7 +30,7 @@ def tune(
     recognizer: Recognizer, lm: LanguageModel, utterances: Sequence[Utterance], on_trial: OnTrial
 ) -> tuple[Settings, scoring.Errors]:
     """The best settings found and their word errors. Imputation runs once, the search once per trial."""
-    imputed = list(imputations(recognizer, utterances))
+    imputed = imputations(recognizer, utterances)
     tried: dict[Settings, scoring.Errors] = {}
 
     def trial(settings: Settings) -> scoring.Errors:
@@ -53,40 +56,37 @@ def tune(
     return best, tried[best]
 
 
-Imputed = tuple[decoding.Step, decoding.Imputation, torch.Tensor, list[str]]
+# A search that lacks only the language model and its settings, and the texts to be found.
+Imputed = tuple[Callable[..., decoding.Searched], list[str]]
+
+
+def imputations(recognizer: Recognizer, utterances: Sequence[Utterance]) -> list[Imputed]:
+    """Everything up to the search, in batches of similar length."""
+    ordered = sorted(utterances, key=lambda one: one.duration)
+    if not ordered:
+        raise ImputerError("there are no utterances to tune on")
+    return [_imputed(recognizer, ordered[first : first + BATCH]) for first in range(0, len(ordered), BATCH)]
 
 
 @torch.inference_mode()
-def imputations(recognizer: Recognizer, utterances: Sequence[Utterance]) -> list[Imputed]:
-    """What a search starts from, per batch: the network, the imputation, its lengths and the texts to be found."""
-    network = recognizer.model
-    found: list[Imputed] = []
-    ordered = sorted(utterances, key=lambda one: one.duration)
-    for first in range(0, len(ordered), BATCH):
-        batch = ordered[first : first + BATCH]
-        features = [
-            network.front_end.extract(torch.from_numpy(read_utterance(one, recognizer.sample_rate)))
-            for one in batch
-        ]
-        acoustic, lengths = recognizer.encode(features)
+def _imputed(recognizer: Recognizer, batch: Sequence[Utterance]) -> Imputed:
+    network, search = recognizer.model, None
 
-        def step(
-            partial: torch.Tensor, acoustic: torch.Tensor = acoustic, lengths: torch.Tensor = lengths
-        ) -> torch.Tensor:
-            return network.impute(acoustic, lengths, partial)
+    def remember(
+        step: decoding.Step, imputed: decoding.Imputation, frame_lengths: Tensor, **topology: Any
+    ) -> decoding.Searched:
+        nonlocal search
+        search = partial(fusion.fuse, step, imputed, frame_lengths, **topology)
+        return decoding.Searched(imputed, imputed.alignment, [[] for _ in batch])
 
-        imputed = decoding.impute(
-            step,
-            lengths,
-            block_size=network.settings.block_size,
-            strategy="block",
-            mask=network.mask,
-            blank=network.blank,
-        )
-        found.append((step, imputed, lengths, [one.text for one in batch]))
-    if not found:
-        raise ImputerError("there are no utterances to tune on")
-    return found
+    waveforms = (torch.from_numpy(read_utterance(one, recognizer.sample_rate)) for one in batch)
+    acoustic, frame_lengths = recognizer.encode([network.front_end.extract(wave) for wave in waveforms])
+    results = decoding.decode(network, acoustic, frame_lengths, search=remember)
+    for utterance, result in zip(batch, results, strict=True):
+        if isinstance(result, ImputerError):
+            raise ImputerError(f"{utterance.id}: {result}")
+    assert search is not None
+    return search, [one.text for one in batch]
 
 
 @torch.inference_mode()
@@ -94,18 +94,8 @@ def errors(
     recognizer: Recognizer, lm: LanguageModel, imputed: Sequence[Imputed], settings: Settings
 ) -> scoring.Errors:
     """Word errors of the search with these settings."""
-    network, all_errors = recognizer.model, []
-    for step, one, lengths, texts in imputed:
-        searched = fusion.fuse(
-            step,
-            one,
-            lengths,
-            lm,
-            settings=settings,
-            mask=network.mask,
-            blank=network.blank,
-            merge_repeats=network.merge_repeats,
-        )
-        for text, hypotheses in zip(texts, searched.hypotheses, strict=True):
+    all_errors = []
+    for search, texts in imputed:
+        for text, hypotheses in zip(texts, search(lm=lm, settings=settings).hypotheses, strict=True):
             all_errors.append(scoring.word_errors(text, recognizer.vocabulary.decode(hypotheses[0].tokens)))
     return scoring.total(all_errors)

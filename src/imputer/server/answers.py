@@ -65,7 +65,7 @@ def _segments(transcript: Transcript) -> list[dict[str, Any]]:
 def _segment(number: int, words: list[Word], tokens: list[Token]) -> dict[str, Any]:
     start, end = words[0].start, words[-1].end
     inside = [_log(token.confidence) for token in tokens if start <= token.start < max(end, start + 1e-3)]
-    text = " ".join(word.text for word in words)
+    text = transcripts.text_of(words)
     packed = text.encode()
     return {
         "id": number,

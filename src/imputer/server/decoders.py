@@ -8,9 +8,11 @@ others or takes more than one core, and an hour of audio takes the memory of a f
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
+from imputer.audio.windows import Cutter
 from imputer.recognizer import Recognizer
 from imputer.server.batcher import Batcher
 from imputer.server.failures import Failure, no_space
@@ -60,7 +62,8 @@ class Decoders:
         with self.condition:
             job.decode_tag = self.clock.now
             job.ahead = max(2, round(AHEAD_SECONDS / recognizer.window_seconds))
-            self.idle[job] = Cutter(recognizer)
+            job.frame_seconds = recognizer.frame_seconds
+            self.idle[job] = recognizer.cutter()
             self.condition.notify_all()
 
     def _run(self, light_only: bool) -> None:
@@ -77,7 +80,7 @@ class Decoders:
             self._end_turn(job, cutter, time.monotonic() - job.turn_began, over)
             del job, cutter, taken
 
-    def _next(self, light_only: bool) -> tuple[Job, "Cutter"] | None:
+    def _next(self, light_only: bool) -> tuple[Job, Cutter] | None:
         with self.condition:
             while not self.stopping:
                 ready = [
@@ -104,7 +107,7 @@ class Decoders:
                 param="file",
             )
 
-    def _decode(self, job: Job, cutter: "Cutter") -> bool:
+    def _decode(self, job: Job, cutter: Cutter) -> bool:
         """Decode until the turn or the upload is over; True if the upload is."""
         if job.blocks is None:
             job.blocks = job.open(job)
@@ -115,8 +118,9 @@ class Decoders:
                 self._end(job, cutter)
                 return True
             job.seconds += len(block) / job.sample_rate
-            for window in cutter.add(block, whole=job.options.trace):
-                self.batcher.push(job, window)
+            cutter.add(block)
+            if not job.options.trace:  # else all of the waveform is kept
+                self._push(job, cutter.complete())
             if not _has_room(job):
                 if not job.admitted.done():
                     self.batcher.admit_long(job)
@@ -125,27 +129,26 @@ class Decoders:
             if time.monotonic() - job.turn_began > TURN_SECONDS:
                 return False
 
-    def _end(self, job: Job, cutter: "Cutter") -> None:
-        frame_seconds = cutter.recognizer.frame_seconds
-        if job.seconds < frame_seconds:
+    def _end(self, job: Job, cutter: Cutter) -> None:
+        if job.seconds < job.frame_seconds:
             raise Failure(
                 400,
                 f"the recording is {job.seconds * 1000:.0f} ms long, less than a frame of "
-                f"{frame_seconds * 1000:.0f} ms",
+                f"{job.frame_seconds * 1000:.0f} ms",
                 code="audio_too_short",
                 param="file",
             )
         if job.options.trace:
             job.waveform = cutter.waveform()
-            windows = cutter.recognizer.cut(job.waveform)
-        else:
-            windows = cutter.rest()
-        for window in windows:
-            self.batcher.push(job, window)
+        self._push(job, cutter.rest())
         job.admit()
         self.batcher.end_input(job)
 
-    def _end_turn(self, job: Job, cutter: "Cutter", seconds: float, over: bool) -> None:
+    def _push(self, job: Job, windows: Iterator[np.ndarray]) -> None:
+        for window in windows:
+            self.batcher.push(job, window)
+
+    def _end_turn(self, job: Job, cutter: Cutter, seconds: float, over: bool) -> None:
         job.decode_seconds += seconds
         with self.condition:
             self.clock.charge(seconds, len(self.idle) + 1)
@@ -175,39 +178,3 @@ def _failure(error: Exception) -> Failure:
 
 def _has_room(job: Job) -> bool:
     return job.options.trace or job.windows - len(job.results) < job.ahead
-
-
-class Cutter:
-    """Cuts decoded blocks into the windows that ``Recognizer.cut`` would cut the whole recording into."""
-
-    def __init__(self, recognizer: Recognizer) -> None:
-        self.recognizer = recognizer
-        frames, hop = recognizer.window_frames()
-        per_frame = recognizer.frame_seconds * recognizer.sample_rate
-        self.window, self.hop = round(frames * per_frame), round(hop * per_frame)  # samples
-        self.parts: list[np.ndarray] = []
-        self.count = 0
-        self.first = True  # no window has been cut yet
-
-    def add(self, block: np.ndarray, whole: bool = False) -> list[np.ndarray]:
-        """The windows that are complete with this block; ``whole`` keeps everything for ``waveform``."""
-        self.parts.append(block)
-        self.count += len(block)
-        windows: list[np.ndarray] = []
-        while not whole and self.count >= self.window:
-            samples = self.waveform()
-            windows.append(samples[: self.window])
-            self.parts = [samples[self.hop :]]
-            self.count -= self.hop
-            self.first = False
-        return windows
-
-    def rest(self) -> list[np.ndarray]:
-        """The last window, if it is longer than its overlap with the one before."""
-        if self.first or self.count > self.window - self.hop:
-            return [self.waveform()]
-        return []
-
-    def waveform(self) -> np.ndarray:
-        """All samples that are held."""
-        return np.concatenate(self.parts) if self.parts else np.empty(0, np.float32)

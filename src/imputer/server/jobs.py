@@ -41,6 +41,7 @@ class Job:
     waveform: np.ndarray | None = None  # of the whole recording, if its trace is kept
     windows: int = 0  # so far
     seconds: float = 0.0  # decoded so far
+    frame_seconds: float = 0.0  # of its model: the shortest recording
     ahead: int = 2  # windows that may be decoded before they are transcribed
     ended: bool = False  # all of the upload is decoded
     cancelled: bool = False

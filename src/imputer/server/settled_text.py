@@ -74,4 +74,4 @@ class SettledText:
         self.open = alignment[end:], confidence[end:]
         lead = " " if self.reported else ""
         self.reported = True
-        return lead + " ".join(word.text for word in words), kept
+        return lead + transcripts.text_of(words), kept

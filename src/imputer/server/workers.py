@@ -7,13 +7,12 @@ cancellations, so a long batch does not delay others.
 import contextlib
 import logging
 import multiprocessing
-import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from imputer.recognizer import Recognizer
 from imputer.server.jobs import Batch
 from imputer.server.runners import DEPTH, Host, Watch, WorkerDied, load, run_windows, warm_up, watch_of
 from imputer.server.settings import Settings
+from imputer.support.processes import end_with_parent
 
 POLL_SECONDS = 0.02  # how often the server looks for something urgent while a worker is busy
 ALIVE_SECONDS = 1.0  # between signs of life from a worker that is busy
@@ -146,7 +146,7 @@ def work(pipe: Connection, settings: Settings, folders: Mapping[str, Any]) -> No
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # signals to the whole group are the server's to handle
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     import torch
 
     torch.set_num_threads(settings.threads)
@@ -161,13 +161,6 @@ def work(pipe: Connection, settings: Settings, folders: Mapping[str, Any]) -> No
         worker = _Worker(pipe, recognizers)
         while True:
             worker.handle(pipe.recv())
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 class _Worker:

@@ -19,7 +19,7 @@ from imputer.errors import ImputerError, UsageError
 from imputer.recognizer import Recognizer
 from imputer.streaming.events import Event, Frames, Kind, Window
 from imputer.streaming.hypothesis import Hypothesis
-from imputer.transcripts import Word
+from imputer.transcripts import Word, text_of
 
 OPTIONS = Options(4, "adaptive", lm="default")  # four passes at most, about two as a rule
 BLANK_PAUSES = 2.5  # blanks for this many pauses count as silence, at any level
@@ -168,8 +168,7 @@ class Stream:
         self._events.append(Event(kind, self.seconds, start=start))
 
     def _emit_words(self, kind: Kind, words: Sequence[Word]) -> None:
-        text = " ".join(word.text for word in words)
-        self._events.append(Event(kind, self.seconds, text, tuple(words)))
+        self._events.append(Event(kind, self.seconds, text_of(words), tuple(words)))
 
     def _add(self, samples: np.ndarray) -> Work:
         while len(samples):
@@ -241,7 +240,7 @@ class Stream:
 
     def _emit_partial(self) -> None:
         words = self._hypothesis.words()[self._emitted :]
-        text = " ".join(word.text for word in words)
+        text = text_of(words)
         if text != self._partial:
             self._partial = text
             self._emit_words("partial", words)

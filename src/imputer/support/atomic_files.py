@@ -20,9 +20,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb+") as file:
-            # Some libraries make files that only their owner can read.
-            os.fchmod(file.fileno(), 0o666 & ~UMASK)
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~UMASK)  # some libraries make files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
         raise ImputerError(f"cannot write {path}: {_reason(error)}") from error

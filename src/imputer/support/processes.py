@@ -48,13 +48,18 @@ def in_order(
 
 
 def _begin(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    """A worker ends with the process that started it, even if that one was killed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if start:
         start(*arguments)
 
 
-def _end_with_parent() -> None:
-    if parent := parent_process():
+def end_with_parent() -> None:
+    """From now on this worker process ends with the process that started it, even if that one is killed."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
         parent.join()
-    os._exit(1)
+        os._exit(1)

@@ -20,6 +20,6 @@ bit-exactly, and N ranks take the same steps as one process.
 from imputer.training.loop import train
 from imputer.training.optimizers import learning_rate
 from imputer.training.run_folder import CHANGEABLE
-from imputer.training.starting import prepare, warnings
+from imputer.training.starting import CHOICES, prepare, warnings
 
-__all__ = ["CHANGEABLE", "learning_rate", "prepare", "train", "warnings"]
+__all__ = ["CHANGEABLE", "CHOICES", "learning_rate", "prepare", "train", "warnings"]

@@ -1,7 +1,6 @@
 """What a training keeps on disk: configuration, metrics, checkpoints, the finished model."""
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from imputer import configs, models
 from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError
-from imputer.support import atomic_files
+from imputer.support import atomic_files, locks
 from imputer.training import checkpoints
 from imputer.training.optimizers import averaged_weights
 from imputer.training.run import Run
@@ -50,10 +49,8 @@ def only_run_in(folder: Path, here: Ranks) -> Iterator[None]:
         reason = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise UsageError(f"cannot write to the run folder {folder}: {reason}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(f"another process is training in {folder}") from error
+        if not locks.taken(lock, folder / ".lock"):
+            raise UsageError(f"another process is training in {folder}")
         yield
 
 

@@ -1,6 +1,6 @@
 """A training before its first step: data read, model built, checkpoint loaded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from imputer.data.fingerprints import Fingerprints
 from imputer.data.manifest import Utterance, Utterances, open_utterances
 from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError, count
+from imputer.frontends import FRONT_ENDS
 from imputer.masking import POLICIES
 from imputer.model import Imputer
 from imputer.support import atomic_files, checksums, progress
 from imputer.training import checkpoints
-from imputer.training.batch_loss import OBJECTIVES, BatchLoss
+from imputer.training.batch_loss import BatchLoss
 from imputer.training.data_checks import (
     DATA,
     bad_lines,
@@ -45,6 +46,15 @@ from imputer.vocabulary import Vocabulary
 
 OWN = "own"  # rollin.alignments: no expert
 LEAST_HOURS = 1.0  # of speech, to train from scratch
+
+# The keys of a configuration that take a name from a registry.
+CHOICES: dict[str, Mapping[str, Any]] = {
+    "front_end.name": FRONT_ENDS,
+    "rollin.masking": POLICIES,
+    "rollin.noise": rollin.NOISES,
+    "training.schedule": SCHEDULES,
+    "training.optimizer": OPTIMIZERS,
+}
 
 
 def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_changed_data: bool = False) -> Run:
@@ -276,15 +286,11 @@ def check(settings: configs.Config, here: Ranks) -> None:
         raise UsageError(f"training.text_share needs {lacking}")
     if training.stay_near and not training.start_from:
         raise UsageError("training.stay_near needs training.start_from: the weights to stay near")
-    for key, value, known in (
-        ("rollin.masking", settings.rollin.masking, POLICIES),
-        ("rollin.noise", settings.rollin.noise, rollin.NOISES),
-        ("training.objective", training.objective, OBJECTIVES),
-        ("training.schedule", training.schedule, SCHEDULES),
-        ("training.optimizer", training.optimizer, OPTIMIZERS),
-    ):
+    for name, known in CHOICES.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(settings, section), key)
         if value not in known:
-            raise UsageError(f"{key} = {value!r}, but there are {', '.join(known)}")
+            raise UsageError(f"{name} = {value!r}, but there are {', '.join(known)}")
 
 
 def warnings(settings: configs.Config) -> list[str]:
