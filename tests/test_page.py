@@ -1210,7 +1210,9 @@ def test_no_microphone(page):
 
 LIVE = "document.querySelector('#live').classList.contains('recording')"
 SETTLED = "document.querySelectorAll('#transcript .word').length"
-SETTLED_TEXT = "[...document.querySelectorAll('#transcript .word')].map((word) => word.textContent.trim()).join(' ')"
+SETTLED_TEXT = (
+    "[...document.querySelectorAll('#transcript .word')].map((word) => word.textContent.trim()).join(' ')"
+)
 
 
 def test_words_appear_while_somebody_speaks(page):
