@@ -32,9 +32,16 @@ def finetune(
     minutes
         Train on at most this many minutes of speech.
     """
+    from imputer.training.finetuning import RUN
     from imputer.training.finetuning import finetune as run
 
     report = run(model, recordings, output, minutes=minutes)
     print(report)
     print(f"model written to {output}")
     print(f"try it:      imputer transcribe --model {output} your.wav")
+    print(f"{output / RUN} ({megabytes(output / RUN):.0f} MB of checkpoints and manifests) may be deleted")
+
+
+def megabytes(folder: Path) -> float:
+    """What the files of a folder take on disk."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
