@@ -251,14 +251,15 @@ def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path,
     said = imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5")
     assert "before" in said.stdout and "after" in said.stdout and "without a language model" in said.stdout
     assert f"model written to {tmp_path / 'model'}" in said.stdout
-    assert re.search(r"too few recordings to tell: \d+ words were scored|better", said.stdout)
+    assert re.search(r"^difference +[+-][\d.]+ points  \([+-][\d.]+ to [+-][\d.]+\)$", said.stdout, re.M)
+    assert re.search(r"to tell: \d+ words were scored; the new weights are kept|better", said.stdout)
     assert re.search(r"model/finetuning \(\d+ MB of checkpoints and manifests\) may be deleted", said.stdout)
     wanted = (
         r"^\d+ recordings to train on, 0\.\d minutes; \d+ recordings held out \(split by recording\)",
-        r"^before: [\d.]+ % of the words are wrong",
+        r"^word error rate before: [\d.]+ %$",
         r"^training; the rates on the way .* 50 % will be kept",
         r"^step 0: WER [\d.]+ %, CER [\d.]+ % in 1 pass; WER [\d.]+ %, CER [\d.]+ % in 8 passes",
-        r"^after: [\d.]+ % of the words are wrong",
+        r"^word error rate after: [\d.]+ %$",
     )
     places = [re.search(pattern, said.stderr, re.M) for pattern in wanted]
     assert all(places), said.stderr

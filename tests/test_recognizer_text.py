@@ -184,6 +184,9 @@ def test_evaluate_with_and_without(run, folder, plain, speech, tmp_path):
         content = json.loads((tmp_path / "s.json").read_text())
         assert code == 0 and [row["text"] for row in content["evaluations"]] == expected
     assert len(content["comparisons"]) == 1
+    _, out, _ = run("evaluate", tmp_path / "t.jsonl", "--model", folder, "--compare", folder)
+    said = [line for line in out.splitlines() if " against " in line]
+    assert ["(block, B = 8):" in said[0], "(block, B = 8, lm):" in said[1], len(said)] == [True, True, 2]
 
 
 def test_lm_build_writes_what_the_model_takes(run, plain, speech, tmp_path):

@@ -75,15 +75,16 @@ class Report:
             return "better"
         if self.worse:
             return "worse: the new weights are discarded, the model is the one you had"
-        return f"too few recordings to tell: {count(self.valid_words, 'word')} were scored"
+        return f"too few recordings to tell: {count(self.valid_words, 'word')} were scored; the new weights are kept"
 
     def __str__(self) -> str:
-        difference = self.comparison.difference
-        rows = [("before", self.before), ("after", self.after), ("difference", difference)]
+        gap = self.comparison.difference
         lines = [
             f"{name:<11}{100 * rate.value:6.1f} %  ({100 * rate.low:.1f} to {100 * rate.high:.1f})"
-            for name, rate in rows
+            for name, rate in (("before", self.before), ("after", self.after))
         ]
+        spread = f"({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+        lines += [f"{'difference':<11}{100 * gap.value:+6.1f} points  {spread}"]
         heading = (
             f"Word error rate on {count(self.valid_recordings, 'held-out recording')} (split by {self.split_by}), "
             f"without a language model, 95 % intervals; trained on {self.minutes:.1f} minutes"
@@ -284,7 +285,7 @@ def scored(when: str, folder: Path, utterances: list[Utterance]) -> Evaluation:
     if not result.utterances:
         name, reason = next(iter(result.failed.items()))
         raise ImputerError(f"no recording of the validation set could be read; the first: {name}: {reason}")
-    say(f"{when}: {100 * result.wer.value:.1f} % of the words are wrong")
+    say(f"word error rate {when}: {100 * result.wer.value:.1f} %")
     return result
 
 
