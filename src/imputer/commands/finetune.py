@@ -5,9 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
+
 
 def finetune(
-    model: str,
+    model: FileName,
     recordings: Path,
     *,
     output: Annotated[Path, Parameter(alias="-o")],
