@@ -161,6 +161,8 @@ def test_transcribe_with_text(run, folder, speech, tmp_path):
     code, out, err = run("transcribe", tmp_path / "a.wav", "--model", folder, "--hotwords", "żubr")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "hotword 'żubr'" in err
+    code, out, err = run("transcribe", tmp_path / "a.wav", "--model", folder, "--hotwords", "names.txt")
+    assert (code, out, err) == (2, "", "imputer: hotwords: no file names.txt\n")  # it was taken for a word
 
 
 def test_evaluate_with_and_without(run, folder, plain, speech, tmp_path):
