@@ -74,14 +74,24 @@ def test_the_version_is_that_of_the_package() -> None:
     assert imputer("--version").stdout.strip() == metadata.version("imputer-asr")
 
 
-def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
+def test_the_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
     script = tmp_path / "imputer.bash"
     script.write_text(program.app.generate_completion(shell="bash"))
     asked = """source %s; COMP_WORDS=(imputer %s); COMP_CWORD=%d
         $(complete -p imputer | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo "${COMPREPLY[@]}" """
-    for words, completed in (("trans", "transcribe"), ("transcribe --block", "--block-size")):
+    (tmp_path / "talk.m4a").touch()
+    (tmp_path / "my-model").mkdir()
+    for words, completed in (
+        ("trans", "transcribe"),
+        ("transcribe --block", "--block-size"),
+        ("transcribe ta", "talk.m4a"),  # what the shell does by itself, before completion is installed
+        ("transcribe --model my", "my-model"),
+        ("finetune my", "my-model"),
+        ("serve --model my", "my-model"),
+    ):
         command = asked % (script, words, len(words.split()))
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        bash = ["bash", "-c", command]
+        done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert completed in done.stdout.split(), done
 
 

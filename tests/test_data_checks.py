@@ -316,7 +316,7 @@ def test_validation_audio_that_cannot_be_read_is_no_perfect_score(
         ImputerError, match=r"data\.valid: 8 of 8 utterances cannot be used.*8 x cannot be read"
     ):
         training.train(settings, tmp_path / "other")
-    assert "wer_1 0.0 %" not in capsys.readouterr().err
+    assert "WER 0.0 %" not in capsys.readouterr().err
 
 
 def test_a_network_that_is_nan_is_never_the_best(expert: Path, mine: Path, tmp_path: Path) -> None:

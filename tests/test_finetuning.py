@@ -248,9 +248,22 @@ def test_of_a_model_with_an_encoder_only_that_moves(tmp_path: Path) -> None:
 
 def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path, tmp_path: Path) -> None:
     made = tones.make(str(tmp_path / "tones"), 60)
-    said = imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5").stdout
-    assert "before" in said and "after" in said and f"model written to {tmp_path / 'model'}" in said
-    assert re.search(r"too few recordings to tell: \d+ words were scored|better", said)
+    said = imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5")
+    assert "before" in said.stdout and "after" in said.stdout and "without a language model" in said.stdout
+    assert f"model written to {tmp_path / 'model'}" in said.stdout
+    assert re.search(r"^difference +[+-][\d.]+ points  \([+-][\d.]+ to [+-][\d.]+\)$", said.stdout, re.M)
+    assert re.search(r"to tell: \d+ words were scored; the new weights are kept|better", said.stdout)
+    assert re.search(r"model/finetuning \(\d+ MB of checkpoints and manifests\) may be deleted", said.stdout)
+    wanted = (
+        r"^\d+ recordings to train on, 0\.\d minutes; \d+ recordings held out \(split by recording\)",
+        r"^word error rate before: [\d.]+ %$",
+        r"^training; the rates on the way .* 50 % will be kept",
+        r"^step 0: WER [\d.]+ %, CER [\d.]+ % in 1 pass; WER [\d.]+ %, CER [\d.]+ % in 8 passes",
+        r"^word error rate after: [\d.]+ %$",
+    )
+    places = [re.search(pattern, said.stderr, re.M) for pattern in wanted]
+    assert all(places), said.stderr
+    assert [place.start() for place in places if place] == sorted(p.start() for p in places if p)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +281,20 @@ def test_what_cannot_work_is_one_line(
     target = str(tmp_path / output) if output else str(expert)
     said = imputer("finetune", str(expert), str(source), "-o", target, "--minutes", minutes, check=False)
     assert said.returncode == 2 and says in said.stderr and "Traceback" not in said.stderr
+
+
+def test_texts_of_another_language_and_single_recordings_are_named(expert: Path, tmp_path: Path) -> None:
+    """It said "nothing is the only recording", and that an audio file is not a UTF-8 table."""
+    source = recordings(tmp_path / "mine", 3)
+    target = ("-o", str(tmp_path / "model"))
+    said = imputer("finetune", str(expert), str(source / "000.wav"), *target, check=False)
+    assert said.returncode == 2 and "000.wav is one recording; give the folder" in said.stderr
+    for path in source.glob("*.txt"):
+        path.write_text("Привет, мир")
+    said = imputer("finetune", str(expert), str(source), *target, check=False)
+    assert said.returncode == 2 and said.stderr.startswith(
+        f"imputer: {source}: nothing is left to train on: 3 x text that the model cannot write, first: 0"
+    )
 
 
 def test_an_output_that_would_hide_something_is_refused(
@@ -326,11 +353,14 @@ def test_the_recipe_works_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in commands:
         said = imputer(*words, *(shorter if words[0] == "train" else []))
         if words[0] == "train":
-            assert "step 0: wer_1" in said.stderr
+            assert re.search(r"^step 0: WER [\d.]+ %, CER [\d.]+ % in 1 pass", said.stderr, re.M)
             assert (
                 "too little to train from scratch" in said.stderr
                 and "imputer finetune english" in said.stderr
             )
+        if "runs/expert" in words:  # the next command as it is hinted, and as it is printed
+            hint = next(line for line in said.stdout.splitlines() if line.startswith("as expert:"))
+            assert shlex.split(hint)[3:] == commands[commands.index(words) + 1]
     assert len(Manifest("data/train.jsonl")) + len(Manifest("data/valid.jsonl")) == 50
     assert len(Manifest("data/valid.jsonl")) == 5
     models.load(Path("runs/imputer/model"))

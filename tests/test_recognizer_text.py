@@ -162,6 +162,8 @@ def test_transcribe_with_text(run, folder, speech, tmp_path):
     code, out, err = run("transcribe", tmp_path / "a.wav", "--model", folder, "--hotwords", "żubr")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "hotword 'żubr'" in err
+    code, out, err = run("transcribe", tmp_path / "a.wav", "--model", folder, "--hotwords", "names.txt")
+    assert (code, out, err) == (2, "", "imputer: hotwords: no file names.txt\n")  # it was taken for a word
 
 
 def test_evaluate_with_and_without(run, folder, plain, speech, tmp_path):
@@ -185,6 +187,9 @@ def test_evaluate_with_and_without(run, folder, plain, speech, tmp_path):
         content = json.loads((tmp_path / "s.json").read_text())
         assert code == 0 and [row["text"] for row in content["evaluations"]] == expected
     assert len(content["comparisons"]) == 1
+    _, out, _ = run("evaluate", tmp_path / "t.jsonl", "--model", folder, "--compare", folder)
+    said = [line for line in out.splitlines() if " against " in line]
+    assert ["(block, B = 8):" in said[0], "(block, B = 8, lm):" in said[1], len(said)] == [True, True, 2]
 
 
 def test_lm_build_writes_what_the_model_takes(run, plain, speech, tmp_path):

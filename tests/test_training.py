@@ -205,8 +205,12 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert [step for step in steps if step < 40] == list(range(40))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "sent", "code"), [(0, signal.SIGTERM, 143), (1, signal.SIGTERM, 143), (1, signal.SIGINT, 130)]
+)
+def test_sigterm_and_ctrl_c_save_and_end(
+    corpus: str, tmp_path: Path, workers: int, sent: signal.Signals, code: int
+) -> None:
     words = [*command_for(corpus, tmp_path, steps=100_000, log_every=1), str(tmp_path / "run")]
     words += ["--data.workers", str(workers)]
     process = subprocess.Popen(
@@ -219,9 +223,10 @@ def test_sigterm_saves_and_ends(corpus: str, tmp_path: Path, workers: int) -> No
     while steps_logged(tmp_path / "run") < 3:
         time.sleep(0.01)
         assert process.poll() is None
-    os.killpg(process.pid, signal.SIGTERM)  # the whole group, its worker too, as schedulers do
+    os.killpg(process.pid, sent)  # the whole group, its worker too, as schedulers and terminals do
     said = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
+    assert process.returncode == code
+    assert ("stopping after this step, with a checkpoint" in said) == (sent == signal.SIGINT)
     assert "the same command resumes from there" in said and "Traceback" not in said
     assert checkpoints.latest(tmp_path / "run/checkpoints") is not None
 

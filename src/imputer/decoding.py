@@ -17,7 +17,7 @@ from torch import Tensor
 
 from imputer.alignments import collapse
 from imputer.errors import ImputerError, UsageError
-from imputer.strategies import (  # noqa: F401  (users name the strategies here)
+from imputer.strategies import (
     STRATEGIES,
     Pass,
     Strategy,
@@ -30,6 +30,33 @@ from imputer.strategies import (  # noqa: F401  (users name the strategies here)
     spread,
     top_k,
 )
+
+__all__ = [  # users name the strategies here
+    "STRATEGIES",
+    "WIDEST",
+    "Cancelled",
+    "Decoded",
+    "Hypothesis",
+    "Imputation",
+    "Network",
+    "OnPass",
+    "Options",
+    "Pass",
+    "Search",
+    "Searched",
+    "Step",
+    "Strategy",
+    "adaptive",
+    "alternate_sub_block",
+    "annealing",
+    "block",
+    "decode",
+    "impute",
+    "likeliest_per_block",
+    "right_most_last",
+    "spread",
+    "top_k",
+]
 
 Step = Callable[[Tensor], Tensor]  # partial (batch, frame) ids -> log_probs (batch, frame, token)
 

@@ -12,3 +12,18 @@ from imputer.audio.reader import (
     read,
     write,
 )
+
+__all__ = [
+    "OPEN_FILES",
+    "SAMPLE_RATE",
+    "SECONDS_OF_GRACE",
+    "AudioError",
+    "AudioInfo",
+    "AudioWarning",
+    "Limits",
+    "Reader",
+    "check_peak",
+    "info",
+    "read",
+    "write",
+]

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from imputer.commands import outputs
+from imputer.commands.options import FileName
 from imputer.commands.outputs import Format
 from imputer.errors import ImputerError, UsageError, count
 
@@ -18,7 +19,7 @@ def align(
     text_file: Path | None = None,
     *,
     text: str = "",
-    model: str = "english",
+    model: FileName = "english",
     format: Format | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     device: str = "cpu",
@@ -26,7 +27,7 @@ def align(
     store: Path | None = None,
     batch_seconds: float = 120.0,
     workers: int = 1,
-    frames_cache: str = "",
+    frames_cache: FileName = "",
 ) -> None:
     """Find the time of every word and token of a known text, for one recording, a folder, or a whole corpus.
 

@@ -10,19 +10,20 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
 from imputer.errors import UsageError
 
 
 def evaluate(
     manifest: Path,
     *,
-    model: str = "english",
-    compare: str = "",
+    model: FileName = "english",
+    compare: FileName = "",
     beside: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     block_size: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     strategy: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
-    lm: str = "default",
-    hotwords: str = "",
+    lm: FileName = "default",
+    hotwords: FileName = "",
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",
     threads: int = 0,

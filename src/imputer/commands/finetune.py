@@ -5,9 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
+
 
 def finetune(
-    model: str,
+    model: FileName,
     recordings: Path,
     *,
     output: Annotated[Path, Parameter(alias="-o")],
@@ -32,9 +34,16 @@ def finetune(
     minutes
         Train on at most this many minutes of speech.
     """
+    from imputer.training.finetuning import RUN
     from imputer.training.finetuning import finetune as run
 
     report = run(model, recordings, output, minutes=minutes)
     print(report)
     print(f"model written to {output}")
     print(f"try it:      imputer transcribe --model {output} your.wav")
+    print(f"{output / RUN} ({megabytes(output / RUN):.0f} MB of checkpoints and manifests) may be deleted")
+
+
+def megabytes(folder: Path) -> float:
+    """What the files of a folder take on disk."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
 from imputer.commands.outputs import Format, write
 from imputer.errors import ImputerError, UsageError
 
@@ -26,7 +27,7 @@ def listen(
     file: Path | None = None,
     /,
     *,
-    model: str = "english",
+    model: FileName = "english",
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     times: bool = False,
     input_device: str | None = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
 from imputer.errors import UsageError, count
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ def lm(
     action: Literal["build", "tune"],
     /,
     *files: Path,
-    model: str = "english",
+    model: FileName = "english",
     order: int = 6,
     max_mb: float = 15.0,
     text: Literal["spoken", "plain", "lower", "keep"] = "spoken",
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    lm: str = "default",
+    lm: FileName = "default",
     limit: int = 300,
 ) -> None:
     """Build a language model from text, or tune how much it counts on held-out speech.

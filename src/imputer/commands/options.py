@@ -1,9 +1,15 @@
-"""Suggestions for mistyped options, where a command reads words that the parser does not check."""
+"""What options of several commands share: a type for names of files, and suggestions for mistyped options."""
 
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    FileName = str
+else:
+    FileName = str | Path  # a str always, the first of both; for Path the shell completes names of files
 
 
 def unknown_option(word: str, command: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from imputer.commands.options import FileName
 from imputer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def prepare(
     valid_speakers: Annotated[str, Parameter(group="digits")] = "",
     test_speakers: Annotated[str, Parameter(group="digits")] = "",
     hours: Annotated[float, Parameter(group="synthetic")] = 1.0,
-    frames_cache: Annotated[str, Parameter(group="synthetic")] = "",
+    frames_cache: Annotated[FileName, Parameter(group="synthetic")] = "",
     inspect: Path | None = None,
     root: Path | None = None,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from imputer.commands.options import FileName
 from imputer.errors import UsageError
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -93,15 +94,15 @@ class Speed:
 
 def serve(
     *,
-    model: tuple[str, ...] = (),
+    model: tuple[FileName, ...] = (),
     alias: tuple[str, ...] = (),
     host: str = "127.0.0.1",
     port: int = 8000,
     access: Access | None = None,
     limits: Limits | None = None,
     speed: Speed | None = None,
-    lm: str = "default",
-    hotwords: str = "",
+    lm: FileName = "default",
+    hotwords: FileName = "",
     log_json: Flag = False,
     quiet: Flag = False,
 ) -> None:

@@ -43,6 +43,7 @@ def train(
 
     settings = configuration.read(config, overrides)
     from imputer import training
+    from imputer.training.starting import OWN
 
     if list_options:
         print(configuration.to_toml(vars(settings), explained=True, choices=training.CHOICES), end="")
@@ -56,9 +57,9 @@ def train(
     print(f"model written to {finished}")
     print(f"try it:      imputer transcribe --model {finished} your.wav")
     if settings.training.objective == "ctc":
-        print(
-            f"as expert:   imputer align --manifest {settings.data.train[0]} --model {finished} --store a.alignments"
-        )
+        store = settings.rollin.alignments.removesuffix(OWN) or "train.alignments"
+        manifests = " ".join(settings.data.train)
+        print(f"as expert:   imputer align --manifest {manifests} --model {finished} --store {store}")
 
 
 def parse_options(options: tuple[str, ...]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from imputer.audio.endings import AUDIO_ENDINGS, is_audio
 from imputer.commands import outputs
-from imputer.commands.options import unknown_option
+from imputer.commands.options import FileName, unknown_option
 from imputer.commands.outputs import Format
 from imputer.errors import ImputerError, UsageError
 
@@ -32,14 +32,14 @@ class Source:
 
 
 def transcribe(
-    *files: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    model: str = "english",
+    *files: Annotated[FileName, Parameter(allow_leading_hyphen=True)],
+    model: FileName = "english",
     format: Format | None = None,
-    output: Annotated[str | None, Parameter(alias="-o")] = None,
+    output: Annotated[FileName | None, Parameter(alias="-o")] = None,
     block_size: int | None = None,
     strategy: str = "block",
-    lm: str = "default",
-    hotwords: str = "",
+    lm: FileName = "default",
+    hotwords: FileName = "",
     n_best: int = 1,
     runtime: Literal["torch", "onnx", "onnx-int8"] = "torch",
     device: str = "cpu",

@@ -22,3 +22,23 @@ from imputer.configs.schema import (
     Training,
     Vocabulary,
 )
+
+__all__ = [
+    "NO_AUGMENTATION",
+    "SHIPPED",
+    "Augmentation",
+    "Config",
+    "Data",
+    "FrontEnd",
+    "LanguageModel",
+    "Model",
+    "Rollin",
+    "Training",
+    "Vocabulary",
+    "build",
+    "differences",
+    "keys_of",
+    "read",
+    "read_toml",
+    "to_toml",
+]

@@ -31,6 +31,10 @@ TABLE_ENDINGS = (".tsv", ".csv")
 
 def folder(source: Path, options: Options) -> Iterator[Found | Dropped]:
     """A folder of recordings with texts, a folder with one table, or a table itself."""
+    if is_audio(source) and source.is_file():
+        raise UsageError(
+            f"{source} is one recording; give the folder that it and its text are in, or a table"
+        )
     if source.is_file():
         yield from _table(source, source.parent, options)
         return

@@ -18,9 +18,8 @@ def split_off(
     of = {u.id: u.speaker if unit == "speaker" else u.audio_filepath for u in utterances}
     groups = sorted(set(of.values()))
     if len(groups) < 2:
-        raise UsageError(
-            f"{groups[0] if groups else 'nothing'} is the only {unit}; a validation set needs another one"
-        )
+        found = f"{groups[0]} is the only {unit}" if groups else f"there is no {unit}"
+        raise UsageError(f"{found}; a validation set needs another one")
     random.Random(seed).shuffle(groups)
     seconds = dict.fromkeys(groups, 0.0)
     for utterance in utterances:

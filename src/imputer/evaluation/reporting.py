@@ -105,8 +105,9 @@ def verdict(first: Evaluation, second: Evaluation, comparison: scoring.Compariso
     gap = comparison.difference
     sure = "significant" if comparison.p_value < 0.05 else "not significant"
     ours, theirs = _short([first.name, second.name])
+    how = ", ".join(filter(None, [first.strategy, f"B = {first.block_size}", first.text]))
     return (
-        f"{theirs} against {ours} ({first.strategy}, B = {first.block_size}): "
+        f"{theirs} against {ours} ({how}): "
         f"{100 * gap.value:+.2f} points of WER, 95 % {100 * gap.low:+.2f} to {100 * gap.high:+.2f}, "
         f"p = {comparison.p_value:.4f}, {sure}"
     )

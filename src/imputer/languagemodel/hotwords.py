@@ -33,6 +33,8 @@ def read(given: str) -> list[str]:
     """Hotwords from the command line: separated by commas, or a file with one per line."""
     if given and "," not in given and Path(given).is_file():
         return [line.strip() for _, line in read_lines(Path(given))]
+    if "," not in given and (given.lower().endswith(".txt") or "/" in given):  # no word is written so
+        raise UsageError(f"hotwords: no file {given}")
     return [word.strip() for word in given.split(",") if word.strip()]
 
 

@@ -33,7 +33,7 @@ from imputer.data.splitting import split_off
 from imputer.errors import ImputerError, UsageError, count
 from imputer.evaluation import Evaluation, compare, evaluate, scoring
 from imputer.recognizer import Recognizer
-from imputer.support import atomic_files
+from imputer.support import atomic_files, progress
 from imputer.training.loop import train
 from imputer.training.optimizers import PRETRAINED
 from imputer.vocabulary import Vocabulary
@@ -75,18 +75,19 @@ class Report:
             return "better"
         if self.worse:
             return "worse: the new weights are discarded, the model is the one you had"
-        return f"too few recordings to tell: {self.valid_words} words were scored"
+        return f"too few recordings to tell: {count(self.valid_words, 'word')} were scored; the new weights are kept"
 
     def __str__(self) -> str:
-        difference = self.comparison.difference
-        rows = [("before", self.before), ("after", self.after), ("difference", difference)]
+        gap = self.comparison.difference
         lines = [
             f"{name:<11}{100 * rate.value:6.1f} %  ({100 * rate.low:.1f} to {100 * rate.high:.1f})"
-            for name, rate in rows
+            for name, rate in (("before", self.before), ("after", self.after))
         ]
+        spread = f"({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+        lines += [f"{'difference':<11}{100 * gap.value:+6.1f} points  {spread}"]
         heading = (
-            f"Word error rate on {self.valid_recordings} held-out recordings (split by {self.split_by}), "
-            f"95 % intervals; trained on {self.minutes:.1f} minutes"
+            f"Word error rate on {count(self.valid_recordings, 'held-out recording')} (split by {self.split_by}), "
+            f"without a language model, 95 % intervals; trained on {self.minutes:.1f} minutes"
         )
         return "\n".join([heading, *lines, self.verdict])
 
@@ -126,12 +127,20 @@ def finetune(
     seconds = sum(utterance.duration for utterance in train_set)
     manifest.write(folder / "train.jsonl", train_set)
     manifest.write(folder / "valid.jsonl", valid_set)
-    before = scored(start, valid_set)
+    say(
+        f"{count(len(train_set), 'recording')} to train on, {seconds / 60:.1f} minutes; "
+        f"{count(len(valid_set), 'recording')} held out (split by {unit}) to compare before and after"
+    )
+    before = scored("before", start, valid_set)
     store = folder / "train.alignments"
     align_manifests([folder / "train.jsonl"], store, start)
     config = small_data_settings(settings, front_end, start, folder, seconds)
+    say(
+        "training; the rates on the way are those of the whole change, of which "
+        f"{100 * KEPT:.0f} % will be kept"
+    )
     write_between(start, trained(config, folder / "run"), output)
-    after = scored(output, valid_set)
+    after = scored("after", output, valid_set)
     report = Report(
         before.wer,
         after.wer,
@@ -222,12 +231,12 @@ def readable(recordings: Path, vocabulary: Vocabulary, folder: Path) -> Iterator
         found = CORPORA["folder"](recordings, Options(text="keep"))
         report = write_manifests(found, path, count=lambda _: 0)
         for reason, items in report.dropped.items():
-            print(f"dropped {items} x {reason}, first: {report.examples[reason]}", file=sys.stderr)
+            say(f"dropped {items} x {reason}, first: {report.examples[reason]}")
         if len(report.manifests) > 1:
             raise UsageError(
                 f"{recordings} has the parts {', '.join(sorted(report.splits))}; give one manifest of them"
             )
-    unwritable = Tally()
+    unwritable, usable = Tally(), 0
     for utterance in Manifest(path):
         form = writable(utterance.text, vocabulary)
         if form is None:
@@ -235,9 +244,12 @@ def readable(recordings: Path, vocabulary: Vocabulary, folder: Path) -> Iterator
                 [Dropped("text that the model cannot write", f"{utterance.id}: {utterance.text[:60]!r}")]
             )
         else:
+            usable += 1
             yield replace(utterance, text=form)
+    if unwritable.counts and not usable:
+        raise UsageError(f"{recordings}: nothing is left to train on: {unwritable}")
     if unwritable.counts:
-        print(f"dropped {unwritable}", file=sys.stderr)
+        say(f"dropped {unwritable}")
 
 
 def writable(words: str, vocabulary: Vocabulary) -> str | None:
@@ -265,10 +277,18 @@ def first_minutes(utterances: list[Utterance], minutes: float | None) -> list[Ut
     return kept
 
 
-def scored(folder: Path, utterances: list[Utterance]) -> Evaluation:
+def scored(when: str, folder: Path, utterances: list[Utterance]) -> Evaluation:
     """A model on the validation set, without a language model: what fine-tuning changes."""
-    result = evaluate(Recognizer.from_pretrained(folder), utterances, name=folder.name)
+    recognizer = Recognizer.from_pretrained(folder)
+    with progress.bar(f"scoring {when}", sum(one.duration for one in utterances), unit="s") as advance:
+        result = evaluate(recognizer, utterances, name=folder.name, advance=advance)
     if not result.utterances:
         name, reason = next(iter(result.failed.items()))
         raise ImputerError(f"no recording of the validation set could be read; the first: {name}: {reason}")
+    say(f"word error rate {when}: {100 * result.wer.value:.1f} %")
     return result
+
+
+def say(line: str) -> None:
+    """What the command is about to do, or found."""
+    print(line, file=sys.stderr, flush=True)

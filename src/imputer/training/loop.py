@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 import time
@@ -47,11 +48,11 @@ def train(settings: configs.Config, folder: Path, *, accept_changed_data: bool =
             file=sys.stderr,
             flush=True,
         )
-        raise SystemExit(143)
+        raise SystemExit(128 + (stop_asked() or signal.SIGTERM))  # 0: another rank was asked
     return folder / "model"
 
 
-def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
+def loop(run: Run, stop_asked: Callable[[], int]) -> bool:
     """Steps until the last or until asked to stop; True if all are done."""
     training, here = run.settings.training, run.ranks
     stream = run.stream.batches(run.progress.epoch, run.progress.position)
@@ -80,7 +81,7 @@ def loop(run: Run, stop_asked: Callable[[], bool]) -> bool:
                 give_back_memory()
             if run.valid and due(step, training.validate_every, training.steps):
                 validate_and_keep(run)
-            stopping = bool(run.ranks.total([float(stop_asked())])[0])
+            stopping = bool(run.ranks.total([float(stop_asked() > 0)])[0])
             early = out_of_patience(run)
             if stopping or early or due(step, training.checkpoint_every, training.steps):
                 save_checkpoint(run)
@@ -121,15 +122,19 @@ def give_back_memory() -> None:
 
 
 @contextlib.contextmanager
-def _stop_signal() -> Iterator[Callable[[], bool]]:
-    """A function that tells whether SIGTERM or Ctrl-C was received; a second Ctrl-C interrupts at once."""
-    asked = False
+def _stop_signal() -> Iterator[Callable[[], int]]:
+    """A function that tells which of SIGTERM and Ctrl-C came first, or 0; a second Ctrl-C interrupts at once."""
+    asked = 0
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked = True
+        asked = asked or number
+        if number == signal.SIGINT:  # not print: a handler may interrupt another print
+            os.write(
+                2, b"\nimputer: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"
+            )
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

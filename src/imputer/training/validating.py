@@ -42,19 +42,19 @@ def validate(run: Run) -> dict[str, Any]:
                     tokens = [] if isinstance(one, ImputerError) else one.tokens(model)
                     texts[block_size].append((text, run.vocabulary.decode(tokens)))
         report_unread(run, unread, scored=len(texts[1]))
+        shown = []
         for block_size, pairs in texts.items():
             words = scoring.total([scoring.word_errors(reference, written) for reference, written in pairs])
             characters = scoring.total(
                 [scoring.character_errors(reference, written) for reference, written in pairs]
             )
             result |= {f"wer_{block_size}": words.rate, f"cer_{block_size}": characters.rate}
+            how = "1 pass" if block_size == 1 else f"{block_size} passes"
+            shown.append(f"WER {100 * words.rate:.1f} %, CER {100 * characters.rate:.1f} % in {how}")
         if settings.training.keep_best:
             result["loss"] = losses.mean
-        shown = ", ".join(
-            f"{name} {value:.3f}" if name == "loss" else f"{name} {100 * value:.1f} %"
-            for name, value in result.items()
-        )
-        print(f"step {run.progress.step}: {shown}", file=sys.stderr, flush=True)
+            shown.append(f"loss {losses.mean:.3f}")
+        print(f"step {run.progress.step}: {'; '.join(shown)}", file=sys.stderr, flush=True)
     return run.ranks.gathered(result)[0]
 
 
