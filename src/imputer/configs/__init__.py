@@ -41,4 +41,5 @@ __all__ = [
     "read",
     "read_toml",
     "to_toml",
+    "with_choices",
 ]
