@@ -47,7 +47,7 @@ def commands(page: str) -> str:
 
 COMMANDS = """# Commands
 
-What `imputer COMMAND --help` prints. `imputer --install-completion` completes commands, options and files in your shell.
+What `imputer COMMAND --help` prints. `imputer --install-completion` completes commands, options and files.
 Errors are one line on standard error; the exit code is 1 for bad data and 2 for a bad command line.
 """
 PAGES = {"configuration.md": configuration, "commands.md": commands}
