@@ -63,6 +63,17 @@ def test_times_are_those_of_the_sound(utterance: Utterance, expert: Path, tmp_pa
     assert later == pytest.approx([(len(sound) + len(pause)) / rate] * half, abs=0.1)
 
 
+def test_a_word_that_is_not_said_has_no_confidence(utterance: Utterance, expert: Path) -> None:
+    """Calibrated, half of the words that the model is least sure of are right; a text that is given may be wrong."""
+    recognizer = Recognizer.from_pretrained(expert)
+    calibrated = replace(recognizer.model.settings, confidence=((0.0, 0.5), (1.0, 1.0)))
+    recognizer.model.settings = calibrated
+    said = utterance.text.split()
+    wrong = [next(word for word in said if word != said[0]), *said[1:]]
+    found = aligner.align(recognizer, utterance.audio_filepath, " ".join(wrong)).words
+    assert found[0].confidence < 0.3 < max(word.confidence for word in found[1:])
+
+
 @pytest.mark.parametrize("form", ["json", "ctm", "textgrid", "srt", "vtt", "txt"])
 def test_every_format_names_every_word(utterance: Utterance, expert: Path, tmp_path: Path, form: str) -> None:
     path = tmp_path / f"out.{form}"

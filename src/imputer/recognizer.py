@@ -392,8 +392,8 @@ class Recognizer:
         # (batch, frame, width)
         return torch.nn.utils.rnn.pad_sequence(acoustic, batch_first=True), frame_lengths.to(self.device)
 
-    def transcript(self, decoded: Decoded, seconds: float) -> Transcript:
-        """The transcript of an alignment, with the times and confidences of its words."""
+    def transcript(self, decoded: Decoded, seconds: float, *, calibrated: bool = True) -> Transcript:
+        """The transcript of an alignment, with the times of its words and, calibrated or raw, their confidences."""
         return transcripts.from_alignment(
             decoded.alignment,
             decoded.confidence,
@@ -406,7 +406,7 @@ class Recognizer:
             merge_repeats=self.model.merge_repeats,
             trace=decoded.trace,
             mask=self.model.mask,
-            calibration=self.model.settings.confidence,
+            calibration=self.model.settings.confidence if calibrated else (),
             alternatives=self._alternatives(decoded),
         )
 

@@ -33,7 +33,9 @@ def align(recognizer: Recognizer, source: Audio, text: str) -> Transcript:
     except ImputerError as error:
         raise ImputerError(f"{recording.name}: {error}") from error
     confidence = log_probs.gather(1, torch.tensor(alignment)[:, None])[:, 0].exp().tolist()
-    found = recognizer.transcript(Decoded(alignment, confidence, passes=1), recording.seconds)
+    # Raw: the calibration is of words that the model chose, not of those that it was given.
+    decoded = Decoded(alignment, confidence, passes=1)
+    found = recognizer.transcript(decoded, recording.seconds, calibrated=False)
     words = written.timed(found.words)
     return replace(found, text=text_of(words), words=words)
 
