@@ -95,13 +95,5 @@ def test_the_shell_completes_commands_options_and_files(tmp_path: Path) -> None:
         assert completed in done.stdout.split(), done
 
 
-def test_python_names_are_listed_and_typed(tmp_path: Path) -> None:
-    program = tmp_path / "use.py"
-    program.write_text(
-        "from imputer import Recognizer\nreveal_type(Recognizer.from_pretrained('english').sample_rate)\n"
-    )
-    said = subprocess.run(
-        [sys.executable, "-m", "mypy", program], capture_output=True, text=True, check=False
-    ).stdout
-    assert 'Revealed type is "int"' in said, said
+def test_python_names_are_listed() -> None:
     assert {"Recognizer", "Transcript"} <= set(dir(imputer_package))
