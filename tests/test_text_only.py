@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from imputer import alignments, models, training
 from imputer.errors import UsageError
 from imputer.training.batch_loss import BatchLoss
+from imputer.training.step import text_batches
 from imputer.training.text_only import Text
 from imputer.vocabulary import Vocabulary
 from trainings import settings_for
@@ -85,6 +87,20 @@ def test_an_imputer_learns_from_text(corpus: str, tmp_path: Path, capfd: pytest.
     loss.backward()
     assert left_out == [] and network.layers[0].qkv.weight.grad.abs().max() > 0
     assert all(weight.grad is None for weight in network.front_end.parameters())
+
+
+def test_ranks_share_the_text_of_one(text: Text, corpus: str) -> None:
+    def drawn(rank: int, count: int, batches: int) -> list[str]:
+        run = SimpleNamespace(
+            settings=settings_for(corpus, text_share=0.5),
+            ranks=SimpleNamespace(rank=rank, count=count),
+            progress=SimpleNamespace(step=3),
+            text=text,
+            model=SimpleNamespace(front_end=SimpleNamespace(frame_seconds=0.08), merge_repeats=False),
+        )
+        return [name for batch in text_batches(run, batches) for name in batch.ids]
+
+    assert sorted(drawn(0, 2, 2) + drawn(1, 2, 2)) == sorted(drawn(0, 1, 4))
 
 
 def test_text_needs_an_imputer_and_a_file(corpus: str, tmp_path: Path) -> None:

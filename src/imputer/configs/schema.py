@@ -190,7 +190,7 @@ class Training:
         "ctc", "ctc: an expert; else: an Imputer"
     )
     text_share: PositiveOrNone = key(
-        0.0, "text without sound in every step, as a share of data.batch_seconds; 0 = none"
+        0.0, "text without sound beside every batch, as a share of data.batch_seconds; 0 = none"
     )
     steps: Count = key(10_000, "steps of the optimiser")
     batches_per_step: Count = key(1, "over all processes together: more ranks, fewer each, same result")

@@ -100,7 +100,7 @@ class BatchLoss(nn.Module):
             block_size=policy.block_size,
             seed=self.settings.training.seed,
             step=step,
-            all_masked=0.0 if isinstance(batch, TextBatch) else policy.all_masked,  # it would learn nothing
+            all_masked=0.0 if isinstance(batch, TextBatch) else policy.all_masked,  # nothing to read or hear
             merge_repeats=self.model.merge_repeats,
         )
         device = frame_lengths.device

@@ -282,7 +282,8 @@ def check(settings: configs.Config, here: Ranks) -> None:
             f"`imputer align --manifest M --model EXPERT --store F`, or set it to {OWN}"
         )
     if training.text_share and (training.objective == "ctc" or not settings.data.text):
-        lacking = "an Imputer: CTC hears only" if settings.data.text else "data.text: files to take it from"
+        imputer = "an Imputer, training.objective = dynamic_programming: CTC reads no tokens"
+        lacking = imputer if settings.data.text else "data.text: files to take it from"
         raise UsageError(f"training.text_share needs {lacking}")
     if training.stay_near and not training.start_from:
         raise UsageError("training.stay_near needs training.start_from: the weights to stay near")

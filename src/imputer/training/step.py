@@ -23,7 +23,7 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
     """One optimiser step over this rank's share of batches; None if it changed nothing."""
     training, here, now = run.settings.training, run.ranks, run.progress
     loaded = [here.moved(batch) for _, _, batch in share]
-    silent = [here.moved(batch) for batch in text_batches(run)]
+    silent = [here.moved(batch) for batch in text_batches(run, len(loaded))]
     spoken, written = here.total([_tokens(loaded), _tokens(silent)])
     rate = learning_rate(training, now.step)
     for group in run.optimizer.param_groups:
@@ -74,18 +74,19 @@ def take_step(run: Run, share: list[tuple[int, int, Batch]]) -> dict[str, float]
     }
 
 
-def text_batches(run: Run) -> list[TextBatch]:
-    """The batch without sound of this step, if there is to be one."""
-    settings, rank = run.settings, run.ranks.rank
+def text_batches(run: Run, number: int) -> list[TextBatch]:
+    """A batch without sound for each of this rank's batches, if there are to be any; all ranks together as one does."""
+    settings, here = run.settings, run.ranks
     if run.text is None:
         return []
     return [
         run.text.draw(
-            *(settings.training.seed, run.progress.step, rank),
+            *(settings.training.seed, run.progress.step, j * here.count + here.rank),
             seconds=settings.training.text_share * settings.data.batch_seconds,
             frame_seconds=run.model.front_end.frame_seconds,
             merge_repeats=run.model.merge_repeats,
         )
+        for j in range(number)
     ]
 
 
