@@ -26,6 +26,7 @@ LAYERS = (
     ("data",),
     ("languagemodel",),
     ("frontends",),
+    ("layers",),
     ("model",),
     ("models", "corpora"),
     ("runtimes", "display"),
@@ -40,7 +41,18 @@ LAYERS = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # The paper, and what users import. Everything else lives in a room.
 TOP = {
-    *("__init__", "__main__", "errors", "alignments", "objectives", "masking", "rollin", "model", "decoding"),
+    *(
+        "__init__",
+        "__main__",
+        "errors",
+        "alignments",
+        "objectives",
+        "masking",
+        "rollin",
+        "model",
+        "layers",
+        "decoding",
+    ),
     *("strategies", "vocabulary", "features", "transcripts", "recognizer", "languagemodel"),
 }
 

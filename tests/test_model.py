@@ -103,7 +103,7 @@ def test_a_folder_round_trips(tmp_path: Path, vocabulary: Vocabulary) -> None:
         "model.safetensors",
         "tokenizer.model",
     ]
-    models.save(tmp_path / "half", imputer, vocabulary, half=True)
+    models.save(tmp_path / "half", imputer, vocabulary, store="float16")
     assert torch.allclose(
         models.load(tmp_path / "half")[0](features, lengths)[0], imputer(features, lengths)[0], atol=1e-2
     )
@@ -177,7 +177,7 @@ def test_training_in_bfloat16_gives_finite_gradients() -> None:
 
 def test_attention_stays_in_bfloat16_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary positions are float32; multiplied with them, queries would leave the fast path."""
-    from imputer import model as module
+    from imputer import layers as module
 
     seen = []
 

@@ -35,7 +35,7 @@ def test_what_is_loaded_is_what_was_saved(expert: Path) -> None:
 
 
 def test_half_precision_is_read_as_float32(expert: Path, tmp_path: Path) -> None:
-    models.save(tmp_path, *models.load(expert), half=True)
+    models.save(tmp_path, *models.load(expert), store="float16")
     model, _ = models.load(tmp_path)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
 
