@@ -296,7 +296,7 @@ class Server:
         self.address = f"http://127.0.0.1:{self.http.server_port}/resources"
 
     def __enter__(self) -> "Server":
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
