@@ -20,7 +20,7 @@ from imputer.configs import FrontEnd
 from imputer.corpora import CORPORA, Dropped, Found, Options
 from imputer.corpora.cmudict import PHONEMES
 from imputer.corpora.digits import BACKGROUNDS, WORDS, Room, join, split_speakers
-from imputer.corpora.download import fetch, fetch_archive
+from imputer.corpora.download import fetch, fetch_archive, unpack
 from imputer.corpora.librispeech import ARCHIVES, SUBSETS
 from imputer.corpora.validation import checked, write_manifests
 from imputer.corpora.wsj import normalise_transcript
@@ -296,7 +296,7 @@ class Server:
         self.address = f"http://127.0.0.1:{self.http.server_port}/resources"
 
     def __enter__(self) -> "Server":
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -376,14 +376,40 @@ def test_downloads_that_fail_say_so_and_leave_no_wrong_file(tmp_path: Path, arch
     assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["dev-clean.tar.gz.part"]
 
 
+def packed(member: tarfile.TarInfo) -> bytes:
+    """An archive of one member; a file has four bytes."""
+    member.size = 4 if member.isfile() else 0
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(member, io.BytesIO(b"evil"))
+    return buffer.getvalue()
+
+
+def test_an_archive_is_unpacked_by_a_python_without_extraction_filters(
+    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extract(tar, member, path="", set_attrs=True, *, numeric_owner=False):  # type: ignore[no-untyped-def]
+        raise AssertionError("without a filter, this follows links and writes anywhere")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", extract)  # the signature of Python 3.11.0 to 3.11.3
+    (tmp_path / "libri.tar").write_bytes(archive)
+    unpack(tmp_path / "libri.tar", tmp_path / "to", "LibriSpeech/dev-clean")
+    made, unpacked = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "made", tmp_path / "to")
+    )
+    assert unpacked == made and len(made) == 5
+
+
 def test_a_damaged_or_malicious_archive_leaves_nothing(tmp_path: Path, archive: bytes) -> None:
     cut = archive[: len(archive) // 2]
-    evil = io.BytesIO()
-    with tarfile.open(fileobj=evil, mode="w:gz") as tar:
-        member = tarfile.TarInfo("../../outside.txt")
-        member.size = 4
-        tar.addfile(member, io.BytesIO(b"evil"))
-    for content in (cut, evil.getvalue(), b"no archive"):
+    members = [tarfile.TarInfo(name) for name in ("../../outside.txt", "a/../../../outside.txt")]
+    members += [tarfile.TarInfo(str(tmp_path / "outside.txt")), tarfile.TarInfo("a"), tarfile.TarInfo("a")]
+    members[-2].type, members[-1].type = tarfile.SYMTYPE, tarfile.LNKTYPE
+    members[-2].linkname = members[-1].linkname = str(tmp_path)
+    fifo = tarfile.TarInfo("fifo")
+    fifo.type = tarfile.FIFOTYPE
+    for content in (cut, *map(packed, [*members, fifo]), b"no archive"):
         folder = tmp_path / "to"
         with Server(content, breaks=[]) as server, pytest.raises(ImputerError, match="cannot be unpacked"):
             fetch_archive(
@@ -854,8 +880,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("libri-dev-clean", "libri-test-clean-a", "audiomnist-40spk"):
         if not (DATA / f"{name}.tar").is_file():
             pytest.skip("../shared/data is not there")
-        with tarfile.open(DATA / f"{name}.tar") as tar:
-            tar.extractall(folder, filter="data")
+        unpack(DATA / f"{name}.tar", folder, name)
     yield folder
 
 

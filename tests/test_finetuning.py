@@ -246,9 +246,14 @@ def test_of_a_model_with_an_encoder_only_that_moves(tmp_path: Path) -> None:
         assert torch.allclose(moved[name], first[name] + distance, atol=1e-5), name
 
 
-def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path, tmp_path: Path) -> None:
+def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(
+    expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetuning, "FEWEST_STEPS", 12)
+    monkeypatch.setattr(finetuning, "EPOCHS", 1)
     made = tones.make(str(tmp_path / "tones"), 60)
-    said = imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5")
+    words = ("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes")
+    said = imputer(*words, "0.5")
     assert "before" in said.stdout and "after" in said.stdout and "without a language model" in said.stdout
     assert f"model written to {tmp_path / 'model'}" in said.stdout
     assert re.search(r"^difference +[+-][\d.]+ points  \([+-][\d.]+ to [+-][\d.]+\)$", said.stdout, re.M)
@@ -264,6 +269,11 @@ def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(expert: Path,
     places = [re.search(pattern, said.stderr, re.M) for pattern in wanted]
     assert all(places), said.stderr
     assert [place.start() for place in places if place] == sorted(p.start() for p in places if p)
+    # Other recordings are refused, without an option of another command.
+    other = imputer(*words, "0.3", check=False)
+    assert other.returncode == 2 and "--accept-changed-data" not in other.stderr
+    assert "the training data changed since" in other.stderr
+    assert "To start again, remove" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -309,18 +319,6 @@ def test_an_output_that_would_hide_something_is_refused(
         package.finetune(expert, source, "model", minutes="ten")  # type: ignore[arg-type]
     said = imputer("finetune", "mine", "mine", "-o", "model", check=False)
     assert said.returncode == 2 and "mine is not a model folder: config.toml is missing" in said.stderr
-
-
-def test_other_recordings_are_refused_without_an_option_of_another_command(
-    expert: Path, tmp_path: Path
-) -> None:
-    made = tones.make(str(tmp_path / "tones"), 60)
-    imputer("finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.5")
-    said = imputer(
-        "finetune", str(expert), made, "-o", str(tmp_path / "model"), "--minutes", "0.3", check=False
-    )
-    assert said.returncode == 2 and "--accept-changed-data" not in said.stderr
-    assert "the training data changed since" in said.stderr and "To start again, remove" in said.stderr
 
 
 # --- the recipe of the documentation

@@ -182,10 +182,12 @@ def test_turns_do_not_change_what_is_written(folder):
 def test_uploads_that_drip_do_not_lock(folder):
     """More of them than there are places, a byte now and then: they take no place, and are refused in time."""
     request = raw_request(wav())
+    least = 10.0 * len(request)  # bytes per second on average, once the idle seconds have passed
     with (
-        serving(folder, max_requests=4, upload_idle_seconds=2.0) as (address, _),
+        serving(folder, max_requests=4, upload_idle_seconds=2.0, upload_bytes_per_second=least) as server,
         contextlib.ExitStack() as stack,
     ):
+        address, _ = server
         drips = [stack.enter_context(connected(address)) for _ in range(16)]
         for drip in drips:
             drip.sendall(request[:-100])

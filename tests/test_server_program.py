@@ -47,6 +47,16 @@ def log(tmp_path):
     return tmp_path / "log"
 
 
+@pytest.fixture(scope="module")
+def two_workers(folder, tmp_path_factory):
+    """A server with two workers that no test ends."""
+    with Program(tmp_path_factory.mktemp("log") / "log", "--model", folder, "--workers", 2) as program:
+        assert get(f"{program.address}/ready", timeout=30).json() == {
+            "status": "ready"
+        }  # as soon as it says so
+        yield program
+
+
 def answers(address):
     try:
         return get(f"{address}/health").status_code == 200
@@ -92,10 +102,8 @@ def test_what_is_not_done_in_time_is_refused(folder, log):
         check_envelope(running.result(), 503, "shutting_down")
 
 
-def test_it_answers_as_soon_as_it_says_so(folder, log):
-    with Program(log, "--model", folder, "--workers", 2) as program:
-        assert get(f"{program.address}/ready", timeout=30).json() == {"status": "ready"}
-        assert ask(program.address).json()["text"] == TEXT
+def test_it_answers_as_soon_as_it_says_so(two_workers):
+    assert ask(two_workers.address).json()["text"] == TEXT
 
 
 def test_ready_says_no_when_nothing_moves(folder):
@@ -191,6 +199,12 @@ def test_a_recording_that_kills_workers_is_given_up(folder, log, tmp_path):
             check_envelope(ask(address, deadly), 500, "internal_error")
             assert [answer.result().json()["text"] for answer in good] == [TEXT] * 3
         assert figure(address, "imputer_worker_restarts_total") == 2
+        # Workers end with a killed server.
+        wait_until(lambda: len(children(program.process.pid)) == 2)
+        workers = children(program.process.pid)
+        program.process.kill()
+        wait_until(lambda: not any(exists(pid) for pid in workers))
+        assert not answers(address)
 
 
 # A worker that is given half a second of 0.5 dies, as by a fault of a native library.
@@ -207,40 +221,36 @@ if "--multiprocessing-fork" in sys.argv or any("spawn_main" in a for a in sys.or
 """
 
 
-def test_workers_end_with_a_killed_server(folder, log):
-    with Program(log, "--model", folder, "--workers", 2, "--quiet") as program:
-        workers = children(program.process.pid)
-        assert len(workers) == 2
-        program.process.kill()
-        wait_until(lambda: not any(exists(pid) for pid in workers))
-        assert not answers(program.address)
-
-
-def test_a_full_disk_passes(folder, log):
+def test_a_full_disk_passes(two_workers):
     """While nothing can be written, uploads are refused and counted; when it can, they are answered again."""
-    with Program(log, "--model", folder, "--workers", 2, "--quiet") as program:
-        address, pid = program.address, program.process.pid
-        assert ask(address).json()["text"] == TEXT
-        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    address, pid = two_workers.address, two_workers.process.pid
+
+    def counted(status):
+        labels = f'endpoint="transcriptions",model="tones",status="{status}"'
+        found = re.search(rf"{re.escape(labels)}\}} (\d+)", get(f"{address}/metrics").text)
+        return int(found[1]) if found else 0
+
+    before = counted("200")
+    assert ask(address).json()["text"] == TEXT
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
         for _ in range(3):
             check_envelope(ask(address), 503, "no_space")
-        assert 'endpoint="transcriptions",model="tones",status="503"} 3.0' in get(f"{address}/metrics").text
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-        assert ask(address).json()["text"] == TEXT
-        text = get(f"{address}/metrics").text
-        for status, count in (("200", 2), ("503", 3)):
-            assert f'endpoint="transcriptions",model="tones",status="{status}"}} {count}.0' in text
+        assert counted("503") == 3
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+    assert ask(address).json()["text"] == TEXT
+    assert (counted("200"), counted("503")) == (before + 2, 3)
 
 
-def test_streams_of_workers(folder, log):
+def test_streams_of_workers(two_workers):
     """Passes and deltas come through the pipe."""
-    with Program(log, "--model", folder, "--workers", 2, "--quiet") as program:
-        answer = ask(program.address, stream="true", **{"include[]": "passes"}, block_size=5)
-        kinds = re.findall(r"event: (\S+)", answer.text)
-        assert kinds.count("imputer.pass") == 5 and kinds[-1] == "transcript.text.done"
-        got = ask(program.address, path="/v1/imputations", block_size=5).json()
-        assert got["text"] == TEXT and len(got["passes"]) == 5
+    answer = ask(two_workers.address, stream="true", **{"include[]": "passes"}, block_size=5)
+    kinds = re.findall(r"event: (\S+)", answer.text)
+    assert kinds.count("imputer.pass") == 5 and kinds[-1] == "transcript.text.done"
+    got = ask(two_workers.address, path="/v1/imputations", block_size=5).json()
+    assert got["text"] == TEXT and len(got["passes"]) == 5
 
 
 # Mistakes on the command line.

@@ -19,6 +19,7 @@ from imputer.decoding import Decoded
 from imputer.errors import ImputerError, UsageError
 from imputer.streaming import Stream
 from imputer.transcripts import WORD_MARK
+from trainings import imputer
 
 RATE = tones.RATE
 
@@ -258,16 +259,14 @@ def test_the_gate_finds_speech_in_noise():
 
 def listening(tmp_path, *options: str) -> list[str]:
     model = tones.save(tmp_path / "model")
-    return [sys.executable, "-m", "imputer", "listen", *options, "--model", str(model)]
+    return ["listen", *options, "--model", str(model)]
 
 
 def test_listen_writes_captions(tmp_path):
     samples, text = spoken(12, 9)
     audio.write(tmp_path / "speech.wav", samples, RATE)
-    command = listening(
-        tmp_path, str(tmp_path / "speech.wav"), "--fast", "--times", "-o", str(tmp_path / "c.srt")
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    options = ("--fast", "--times", "-o", str(tmp_path / "c.srt"))
+    done = imputer(*listening(tmp_path, str(tmp_path / "speech.wav"), *options))
     printed = " ".join(line[9:] for line in done.stdout.splitlines())
     assert printed == text
     captions = (tmp_path / "c.srt").read_text()
@@ -312,7 +311,8 @@ def test_a_microphone_that_vanishes_keeps_what_was_said(tmp_path, monkeypatch, c
 def test_interrupting_keeps_what_was_settled(tmp_path):
     samples, text = spoken(60, 10)
     audio.write(tmp_path / "speech.wav", samples, RATE)
-    command = listening(tmp_path, str(tmp_path / "speech.wav"), "-o", str(tmp_path / "c.txt"))
+    words = listening(tmp_path, str(tmp_path / "speech.wav"), "-o", str(tmp_path / "c.txt"))
+    command = [sys.executable, "-m", "imputer", *words]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (tmp_path / "c.txt").exists() and time.monotonic() < deadline:
@@ -336,7 +336,7 @@ def test_interrupting_keeps_what_was_settled(tmp_path):
     ],
 )
 def test_mistakes_are_one_line(tmp_path, options, message):
-    done = subprocess.run(listening(tmp_path, *options), capture_output=True, text=True, check=False)
+    done = imputer(*listening(tmp_path, *options), check=False)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -318,14 +318,14 @@ def test_frames_are_cached_as_speech_is_made(tmp_path, text, workers):
     pytest.importorskip("moonshine_voice")
     from imputer.data.frames_cache import FramesCache
 
-    def run(hours):
+    def run(hours, workers=1):
         folder, cache = tmp_path / "part-audio", str(tmp_path / "frames")
         options = Options(audio_folder=folder, hours=hours, seed=3, workers=workers, frames_cache=cache)
         found = synthetic.synthetic(text, options)
         return [item.utterance for item in found if isinstance(item, Found)]
 
     run(0.001)
-    utterances = run(0.004)  # resumes
+    utterances = run(0.004, workers)  # resumes
     cache = FramesCache(tmp_path / "frames", moonshine.MoonshineEncoder())
     assert len(cache) == len(utterances) > 1
     frames = cache.get(utterances[-1])

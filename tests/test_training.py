@@ -51,7 +51,7 @@ def test_the_imputer_learns_them_too(
         configs.Rollin(alignments=str(stored), block_size=4, noise="none"),
         objective=objective,
         start_from=str(expert) if start == "expert" else "",
-        steps=300,
+        steps=60 if start == "expert" else 120,  # from scratch 50 were enough
         learning_rate=1e-3 if start == "expert" else 3e-3,
     )
     assert last_validation(tmp_path / "run")["wer_4"] == 0.0
@@ -60,7 +60,7 @@ def test_the_imputer_learns_them_too(
 def test_the_imputer_learns_them_without_an_expert(corpus: str, expert: Path, tmp_path: Path) -> None:
     """Its own alignments of each step are the roll-in; from scratch they are those of an untrained network."""
     policy = configs.Rollin(alignments="own", block_size=4)
-    trained_on(corpus, tmp_path, policy, objective="dynamic_programming", start_from=str(expert), steps=200)
+    trained_on(corpus, tmp_path, policy, objective="dynamic_programming", start_from=str(expert), steps=100)
     assert last_validation(tmp_path)["wer_4"] == 0.0
 
 
@@ -442,7 +442,7 @@ def test_a_few_that_could_not_be_aligned_are_left_out(
 ) -> None:
     lines = Path(tones.make(str(tmp_path / "other"), 1, seed=1)).read_text().replace('"id": "', '"id": "new-')
     (tmp_path / "other" / "manifest.jsonl").write_text(lines)
-    settings = settings_for(corpus, objective="dynamic_programming")
+    settings = settings_for(corpus, objective="dynamic_programming", steps=3, log_every=1)
     settings = replace(
         settings,
         data=replace(settings.data, train=(str(tmp_path / "other" / "manifest.jsonl"), corpus)),

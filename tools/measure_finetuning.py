@@ -2,7 +2,7 @@
 
     python tools/measure_finetuning.py MANIFEST OTHERS -o runs/finetuning --minutes 5 10 20 [--model english]
 
-MANIFEST holds the recordings of speakers that the model has not heard, OTHERS those of other people. Speakers are
+MANIFEST holds the recordings of speakers outside the model's training data, OTHERS those of other people. Speakers are
 added in random order until half of their recordings have the minutes to train on; the other half is the test set,
 without the speakers that `finetune` holds out for its own validation. Nothing of the test set or of OTHERS is
 seen by `finetune`. 5, 10 and 20 minutes take about 20 minutes of one core.

@@ -2,6 +2,7 @@
 
 Everything random takes its ``generator`` from the caller.
 """
+# DEPARTURE augmentation: the paper's configurations use none; see PAPER.md.
 
 import math
 from collections.abc import Callable

@@ -27,7 +27,7 @@ class Access:
     allow_origin: tuple[str, ...] = ()
     "Origin of a browser application on another site, such as https://app.example.org. May be given several times."
     trusted_proxy: tuple[str, ...] = ()
-    "Address or network of a proxy whose X-Forwarded-For is believed. May be given several times."
+    "Address or network of a proxy whose X-Forwarded-For is trusted. May be given several times."
 
 
 @Parameter(name="*", group=Group("Limits"))

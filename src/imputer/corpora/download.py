@@ -117,7 +117,7 @@ def unpack(archive: Path, folder: Path, inside: str) -> None:
     try:
         with tarfile.open(archive) as tar, bar(f"Unpacking {archive.name}", unit="files") as advance:
             for member in tar:
-                tar.extract(member, temporary, filter="data")
+                _extract(tar, member, temporary)
                 advance()
         if not (temporary / inside).is_dir():
             raise ImputerError(f"{archive} has no {inside}")
@@ -126,6 +126,23 @@ def unpack(archive: Path, folder: Path, inside: str) -> None:
         raise ImputerError(f"{archive}: cannot be unpacked ({error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write a file or folder below ``folder``; anything else is refused, so that no link leads out of it.
+
+    Not ``tar.extract(filter="data")``: Python 3.11 before 3.11.4 has no ``filter``.
+    """
+    path = folder / member.name
+    if ".." in path.parts or not path.is_relative_to(folder):
+        raise tarfile.ExtractError(f"{member.name} is outside of the archive's folder")
+    content = tar.extractfile(member) if member.isfile() else None
+    if content is None and not member.isdir():
+        raise tarfile.ExtractError(f"{member.name} is neither a file nor a folder")
+    (path if content is None else path.parent).mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        with content, open(path, "wb") as file:
+            shutil.copyfileobj(content, file)
 
 
 def _merge(temporary: Path, folder: Path, inside: str) -> None:

@@ -18,6 +18,14 @@ from imputer.errors import ImputerError, UsageError
 from imputer.frontends.normalisation import Normalisation
 
 
+def sound_of(waveform: Tensor, shortest: int) -> np.ndarray:
+    """(samples,) as float32, padded with zeros to ``shortest`` samples."""
+    if waveform.ndim != 1 or not len(waveform):
+        raise ImputerError(f"the encoder takes (samples,) of sound, not {tuple(waveform.shape)}")
+    samples = waveform.detach().to("cpu", torch.float32).numpy()
+    return np.pad(samples, (0, max(0, shortest - len(samples))))
+
+
 class PrecomputedVectors:
     """In place of an encoder: precomputed vectors of a known width and rate."""
 

@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from imputer import configs
 from imputer.audio.windows import in_windows
 from imputer.errors import ImputerError, UsageError
-from imputer.frontends.frames import Frames
+from imputer.frontends.frames import Frames, sound_of
 
 INSTALL = "pip install 'imputer-asr[huggingface]'"
 WINDOW_SECONDS, OVERLAP_SECONDS = 30.0, 3.0
@@ -35,7 +36,7 @@ def huggingface(settings: configs.FrontEnd, width: int) -> Frames:
 
 
 class HuggingFaceEncoder:
-    """Sound to frames by transformers; weights are loaded on first use in each process and never pickled."""
+    """Sound to frames by transformers; the weights are loaded on first use in each process."""
 
     def __init__(self, source: str) -> None:
         if importlib.util.find_spec("transformers") is None:
@@ -63,8 +64,6 @@ class HuggingFaceEncoder:
         self.sample_rate = int(self._extractor.sampling_rate)
         self.frame_seconds = self.hop / self.sample_rate
         self.key = f"{self.settings.model_type}-{_digest(self.folder)}"
-        self._model: Any = None
-        self._process = 0
 
     def feature_frames(self, seconds: float) -> int:
         """How many frames ``seconds`` of sound give."""
@@ -72,10 +71,7 @@ class HuggingFaceEncoder:
 
     def extract(self, waveform: Tensor) -> Tensor:
         """(samples,) -> (frame, feature); less than one frame is padded with zeros."""
-        if waveform.ndim != 1 or not len(waveform):
-            raise ImputerError(f"the encoder takes (samples,) of sound, not {tuple(waveform.shape)}")
-        samples = waveform.detach().to("cpu", torch.float32).numpy()
-        samples = np.pad(samples, (0, max(0, self.span - len(samples))))
+        samples = sound_of(waveform, self.span)
         frames = self.frames_of(len(samples))
         window, overlap = (round(s / self.frame_seconds) for s in (WINDOW_SECONDS, OVERLAP_SECONDS))
         shape = {"hop": self.hop, "span": self.span, "window": window, "overlap": overlap}
@@ -85,18 +81,9 @@ class HuggingFaceEncoder:
     def _run(self, samples: np.ndarray) -> np.ndarray:
         inputs = self._extractor(samples, sampling_rate=self.sample_rate, return_tensors="pt")
         name = self._extractor.model_input_names[0]  # input_features of a spectrogram, or input_values
-        states = self.model(**{name: inputs[name]}).last_hidden_state[0]  # (frame, feature)
+        model = _load(self.folder, self.key, os.getpid())
+        states = model(**{name: inputs[name]}).last_hidden_state[0]  # (frame, feature)
         return states[: self.frames_of(len(samples))].float().numpy()
-
-    @property
-    def model(self) -> Any:
-        """This process's weights."""
-        if self._model is None or self._process != os.getpid():
-            self._model, self._process = _load(self.folder), os.getpid()
-        return self._model
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_model": None, "_process": 0}
 
 
 def _whisper_frame_count(samples: int) -> int:
@@ -158,7 +145,9 @@ def _extractor(folder: Path, settings: Any) -> Any:
     return Wav2Vec2FeatureExtractor()
 
 
-def _load(folder: Path) -> Any:
+@lru_cache(maxsize=1)
+def _load(folder: Path, key: str, process: int) -> Any:
+    """The encoder with the weights of this key; that of a parent process is not used after a fork."""
     from transformers import AutoModel
 
     try:

@@ -18,7 +18,7 @@ numbers every 384 samples. What was measured, and what follows from it:
 import hashlib
 import importlib.util
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from imputer import configs
 from imputer.audio.windows import in_windows
 from imputer.errors import ImputerError, UsageError
-from imputer.frontends.frames import Frames
+from imputer.frontends.frames import Frames, sound_of
 
 INSTALL = "pip install 'imputer-asr[english]'"
 HOP = 64 * 3 * 2  # samples from one frame to the next
@@ -66,18 +66,15 @@ def frames_of(samples: int) -> int:
 
 
 class MoonshineEncoder:
-    """Sound to frames by onnxruntime; its ORT session is made on first use in each process and never pickled."""
+    """Sound to frames by onnxruntime; the session is made on first use in each process."""
 
     sample_rate = 16_000
     feature_size = 288
     frame_seconds = HOP / sample_rate
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self) -> None:
         self.path = asset()
         self.key = _key(self.path)  # identifies these weights
-        self._session: Any = None
-        self._process = 0
         if importlib.util.find_spec("onnxruntime") is None:
             raise UsageError(f"the front end 'moonshine' needs the package onnxruntime: {INSTALL}")
 
@@ -87,10 +84,7 @@ class MoonshineEncoder:
 
     def extract(self, waveform: Tensor) -> Tensor:
         """(samples,) at 16 kHz -> (frame, 288); less than 56 ms is padded with zeros to one frame."""
-        if waveform.ndim != 1 or not len(waveform):
-            raise ImputerError(f"the encoder takes (samples,) of sound, not {tuple(waveform.shape)}")
-        samples = waveform.detach().to("cpu", torch.float32).numpy()
-        samples = np.pad(samples, (0, max(0, SHORTEST - len(samples))))
+        samples = sound_of(waveform, SHORTEST)
         if len(samples) <= WHOLE_SECONDS * self.sample_rate:
             return torch.from_numpy(self._run(samples))
         shape = {"hop": HOP, "span": SHORTEST, "window": WINDOW_FRAMES, "overlap": OVERLAP_FRAMES}
@@ -98,17 +92,13 @@ class MoonshineEncoder:
 
     def _run(self, samples: np.ndarray) -> np.ndarray:
         inputs = {"input_values": samples[None], "attention_mask": np.ones((1, len(samples)), np.int64)}
-        return self.session.run(None, inputs)[0][0]  # (frame, 288)
+        return _session(self.path, os.getpid()).run(None, inputs)[0][0]  # (frame, 288)
 
-    @property
-    def session(self) -> Any:
-        """This process's session; one that a parent process made is not used after a fork."""
-        if self._session is None or self._process != os.getpid():
-            self._session, self._process = open_session(self.path, self.threads), os.getpid()
-        return self._session
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None, "_process": 0}
+@lru_cache(maxsize=1)
+def _session(path: Path, process: int) -> Any:
+    """The session of a process: one that a parent process made is not used after a fork."""
+    return open_session(path, 1)
 
 
 def open_session(path: Path, threads: int, save_as: Path | None = None) -> Any:

@@ -1,9 +1,10 @@
-"""Imputation, then a beam over what it was not sure of, with a language model and hotwords.
+"""Imputation, then a beam search over frames of low probability, with a language model and hotwords.
 
 Frames that imputation committed with a probability of at least ``threshold`` stay committed. One more pass of the
 network sees only those; a beam search over the other frames weighs what it says against the language model. The
 result is an alignment like any other: the best one of the transcript found that agrees with the committed frames.
 """
+# DEPARTURE language-model: the paper decodes without one; see PAPER.md.
 
 import math
 from functools import lru_cache

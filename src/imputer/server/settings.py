@@ -23,7 +23,7 @@ class Settings:
     api_key_file: str = ""  # read again when it changes
     allow_hosts: tuple[str, ...] = ()  # names in the Host header besides addresses and localhost
     allow_origins: tuple[str, ...] = ()  # origins of browser applications on other sites
-    trusted_proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For is believed
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For is trusted
     requests_per_minute: float = 0.0  # per key, or per address where there are no keys; 0: no limit
 
     # How much.

@@ -59,7 +59,7 @@ class BatchLoss(nn.Module):
         return -likelihood.sum(), [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The acoustic part (batch, frame, width) and frame_lengths; zero where nothing is heard."""
+        """The acoustic part (batch, frame, width) and frame_lengths; zero where there is no sound."""
         if isinstance(batch, TextBatch):
             shape = (*batch.features.shape[:2], self.model.acoustic_size)
             return batch.features.new_zeros(shape), batch.feature_lengths
@@ -100,7 +100,7 @@ class BatchLoss(nn.Module):
             block_size=policy.block_size,
             seed=self.settings.training.seed,
             step=step,
-            all_masked=0.0 if isinstance(batch, TextBatch) else policy.all_masked,  # nothing to read or hear
+            all_masked=0.0 if isinstance(batch, TextBatch) else policy.all_masked,  # neither text nor sound
             merge_repeats=self.model.merge_repeats,
         )
         device = frame_lengths.device

@@ -2,7 +2,7 @@
 
 What was measured (docs/finetuning.md has the tables), and what follows:
 
-- The encoder learns the speakers; the layers above it learn the few sentences by heart. After 240 steps on 10 minutes,
+- The encoder learns the speakers; the layers above it memorise the few sentences. After 240 steps on 10 minutes,
   half of the encoder's change alone took errors on the new speakers down by 5.7 % at +0.7 % on others; half of the
   other layers' change alone by 2.4 % at +7.6 %. So only the encoder's change is kept, where the model has one.
 - The other layers are trained all the same: with them frozen, half of the encoder's change cost others 4.4 %, though

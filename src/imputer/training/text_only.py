@@ -3,6 +3,7 @@
 The Imputer sees the tokens that the masking policy leaves and is trained, by the same objective, to fill in the rest:
 a language model over alignments, in both directions. Text costs nothing to make, speech does.
 """
+# DEPARTURE text-only: the paper trains on speech; see PAPER.md.
 
 import math
 from collections.abc import Sequence
