@@ -388,7 +388,9 @@ def test_forms_that_are_none(address):
     check_envelope(post(url, files={"model": (None, "tones")}), 400, "missing_file")
     error = check_envelope(post(url, files={"audio": ("a.wav", wav())}), 400, "wrong_field")
     assert "'audio'" in error["message"] and "'file'" in error["message"]
-    check_envelope(post(url, files={"file": (None, "text")}), 400, "missing_file")
+    for nameless, code in ((b"text", "missing_file"), (wav(np.zeros(20_000)), "invalid_form")):
+        error = check_envelope(post(url, files={"file": (None, nameless)}), 400, code)
+        assert "file name" in error["message"]
     check_envelope(post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400, "invalid_form")
     garbage = {"content-type": "multipart/form-data; boundary=xx"}
     check_envelope(post(url, content=b"no boundary here", headers=garbage), 400)
