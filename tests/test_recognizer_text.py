@@ -273,3 +273,15 @@ def test_the_server_takes_keywords_prompts_and_no_language_model(folder):
             answer = ask(**fields)
             assert answer.status_code == 400
             assert said in answer.json()["error"]["message"]
+
+
+def test_a_stream_has_the_pass_of_the_language_model(folder, speech):
+    """It comes after the window is complete; without it, what is shown while a recording runs lacks its corrections."""
+    expected = Recognizer.from_pretrained(folder).transcribe(speech, block_size=4, trace=True)
+    with serving.serving(folder) as (address, _):
+        fields = {"stream": "true", "include[]": "passes", "block_size": "4"}
+        lines = serving.ask(address, **fields).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    passes = [event for event in events if event["type"] == "imputer.pass"]
+    assert [one["pass"] for one in passes] == [1, 2, 3, 4, 5] and expected.passes == 5
+    assert passes[-1]["alignment"] == expected.trace[-1]
