@@ -1127,6 +1127,21 @@ def test_phone_and_dark(browser, address, scheme, width):
         page.screenshot(path=ARTIFACTS / f"page-{scheme}-{width}.png", full_page=True)
 
 
+def test_touch(browser, server):
+    """Nothing is dropped by a finger; what Cancel cancels is on its line."""
+    address, service = server
+    samples = tones.speak(tones.sentence(np.random.default_rng(5), 60), 5, pause=0.5)[0]
+    options = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    with opened(browser, address, **options) as page:
+        assert page.is_hidden(".by-mouse") and page.is_visible("#record-limit")
+        with gated(service) as gate:
+            choose(page, wav(samples))
+            gate.release()
+            until(page, "document.querySelector('#progress-text').textContent.includes('pass 1 of 8')")
+            text, cancel = (page.locator(one).bounding_box() for one in ("#progress-text", "#cancel"))
+            assert cancel["x"] > text["x"] + text["width"] and cancel["x"] + cancel["width"] <= 390
+
+
 def check_width(page, width):
     """Nothing sticks out; only the timeline is wider, and scrolls by itself."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
