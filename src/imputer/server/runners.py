@@ -147,8 +147,8 @@ def _on_pass(watches: Sequence[Watch | None], mask: int) -> OnPass | None:
 
 
 def warm_up(recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
-    """Run every model once, so that the first request is not slower than others."""
-    options = Options(2, lm=settings.lm, hotwords=settings.hotwords)
+    """Run every model once, so that the first request is not slower than others; n_best makes every model search."""
+    options = Options(2, lm=settings.lm, hotwords=settings.hotwords, n_best=2)
     for recognizer in recognizers.values():
         silence = np.zeros(recognizer.sample_rate, np.float32)
         for result in recognizer.decode([silence, silence[:8000]], options):
