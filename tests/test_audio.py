@@ -158,6 +158,7 @@ def test_a_flac_without_its_length_is_read(tmp_path: Path) -> None:
         (b"NIST_1A\n   1024\n", "SPHERE"),
         (b"fLaC" + bytes(300), "not readable"),
         (b"OggS" + bytes(300), "not readable"),
+        (np.random.default_rng(1).bytes(9000), "not readable as audio .its header is damaged"),
     ],
 )
 def test_what_is_not_audio_is_named(tmp_path: Path, content: bytes, said: str) -> None:

@@ -316,6 +316,15 @@ def test_passes_of_a_long_recording_are_shown_window_by_window(page, server):
     assert words(page) == text.split()
 
 
+def test_the_pass_of_a_search_is_counted_beforehand(page, server):
+    with gated(server[1]) as gate:
+        page.locator("#advanced summary").click()
+        page.fill("#hotwords", "goluba")
+        choose(page)
+        gate.release()
+        until(page, "document.querySelector('#progress-text').textContent === 'Pass 1 of 9'")
+
+
 def test_cancel(page, server):
     service = server[1]
     with gated(service) as gate:
@@ -689,6 +698,7 @@ def test_language_model_and_hotwords(browser, address):
     with opened(browser, address) as page:
         page.locator("#advanced summary").click()
         assert page.is_hidden("#lm") and page.is_visible("#hotwords")  # this model has no language model
+        assert page.inner_text("#block-size-hint").endswith(" 8 passes.")
         upload(page)
         assert set(page.evaluate("window.fields")) == {"model", "block_size", "strategy", "stream"}
 
@@ -708,10 +718,12 @@ def test_language_model_and_hotwords(browser, address):
 
     with opened(browser, address, prepare=prepare) as page:
         page.locator("#advanced summary").click()
+        assert page.inner_text("#block-size-hint").endswith(" 8 passes and one with the language model.")
         page.fill("#hotwords", "Chan, Saharia ")
         choose(page)
         assert fields(page)["lm"] == "default" and fields(page)["hotwords"] == "Chan, Saharia"
         page.uncheck("#lm")
+        assert page.inner_text("#block-size-hint").endswith(" 8 passes and one with the hotwords.")
         page.fill("#hotwords", " ")
         assert "no language model" in page.inner_text("#settings-summary")
         page.click("#again")
@@ -1113,6 +1125,21 @@ def test_phone_and_dark(browser, address, scheme, width):
         assert (paper > 200 and ink < 80) if scheme == "light" else (paper < 60 and ink > 180)
         ARTIFACTS.mkdir(exist_ok=True)
         page.screenshot(path=ARTIFACTS / f"page-{scheme}-{width}.png", full_page=True)
+
+
+def test_touch(browser, server):
+    """Nothing is dropped by a finger; what Cancel cancels is on its line."""
+    address, service = server
+    samples = tones.speak(tones.sentence(np.random.default_rng(5), 60), 5, pause=0.5)[0]
+    options = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    with opened(browser, address, **options) as page:
+        assert page.is_hidden(".by-mouse") and page.is_visible("#record-limit")
+        with gated(service) as gate:
+            choose(page, wav(samples))
+            gate.release()
+            until(page, "document.querySelector('#progress-text').textContent.includes('pass 1 of 8')")
+            text, cancel = (page.locator(one).bounding_box() for one in ("#progress-text", "#cancel"))
+            assert cancel["x"] > text["x"] + text["width"] and cancel["x"] + cancel["width"] <= 390
 
 
 def check_width(page, width):

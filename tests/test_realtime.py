@@ -213,6 +213,7 @@ def test_bad_events_are_named_and_harm_nothing(server):
 
     bad = [
         ("{", "invalid_json", "not JSON"),
+        ('{"type": "x", "event_id": ' + "9" * 5000 + "}", "invalid_json", "not JSON"),
         ("[]", "invalid_value", "a JSON object with a type"),
         (b"\x00\x01", "invalid_value", "events are JSON in text messages"),
         ('{"type": "response.create"}', "invalid_value", "unknown event 'response.create'"),

@@ -273,3 +273,28 @@ def test_the_server_takes_keywords_prompts_and_no_language_model(folder):
             answer = ask(**fields)
             assert answer.status_code == 400
             assert said in answer.json()["error"]["message"]
+
+
+def test_a_stream_has_the_pass_of_the_language_model(folder, speech):
+    """It comes after the window is complete; without it, what is shown while a recording runs lacks its corrections."""
+    expected = Recognizer.from_pretrained(folder).transcribe(speech, block_size=4, trace=True)
+    with serving.serving(folder) as (address, _):
+        fields = {"stream": "true", "include[]": "passes", "block_size": "4"}
+        lines = serving.ask(address, **fields).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    passes = [event for event in events if event["type"] == "imputer.pass"]
+    assert [one["pass"] for one in passes] == [1, 2, 3, 4, 5] and expected.passes == 5
+    assert passes[-1]["alignment"] == expected.trace[-1]
+
+
+def test_a_trace_ends_with_what_the_language_model_decided(folder, speech):
+    """In a batch too, where the search follows the last pass of the slowest."""
+    ours = Recognizer.from_pretrained(folder)
+    waves = [speech, speech[: round(4 * ours.frame_seconds * ours.sample_rate)]]
+    options = Options(8, trace=True, lm="default")
+    together = ours.decode(waves, options)
+    assert [one.passes for one in together] == [9, 5]
+    for one, wave in zip(together, waves, strict=True):
+        (alone,) = ours.decode([wave], options)
+        assert one.trace == alone.trace and one.trace[-1] == one.alignment
+        assert one.trace_confidence[-1] == one.confidence

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import socket
+import threading
 
 import av
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings, strategies
 
 import tones
 from imputer import decoding, transcripts
+from imputer.recognizer import Recognizer
 from imputer.server import forms, modelnames, uploads
 from imputer.server.failures import Failure
 from imputer.server.settled_text import SettledText
@@ -204,6 +206,31 @@ def test_keywords_and_prompts_in_any_spelling(folder):
         assert service.recognizers["tones"].search(options) is not None
 
 
+def test_words_that_a_request_expects_are_limited():
+    """Each letter costs kilobytes and a tenth of a millisecond: too many hints are dropped, the first ones count."""
+    texts = [("hotwords", "ba"), ("keywords[]", "goluba," * 2000), ("prompt", "luda")]
+    known = modelnames.Models({"tones": 8}, {})
+    expected = forms.read_request(texts, known)
+    assert expected.options.hotwords == ("ba",)
+    assert set(expected.suggested) == {"goluba"} and 1990 < 6 * len(expected.suggested) < 2000
+
+
+def test_a_list_of_hotwords_is_prepared_beside_the_event_loop(folder, monkeypatch):
+    """Preparing it there would hold every connection up."""
+    threads = []
+    search = Recognizer.search
+
+    def watched(self, options):
+        if options.hotwords:
+            threads.append(threading.current_thread().name)
+        return search(self, options)
+
+    monkeypatch.setattr(Recognizer, "search", watched)
+    with serving(folder) as (address, _):
+        assert ask(address, hotwords="goluba").json()["text"] == TEXT
+    assert threads[0].startswith("imputer-helper")
+
+
 @pytest.mark.parametrize("language", ["en", "en_US", "en-GB", "eng", "EN", "English", "auto", ""])
 def test_names_of_english(language):
     models = modelnames.Models({"english": 8})
@@ -334,6 +361,7 @@ ENVELOPES = {
     ),
     "block size with zeros": (400, {"block_size": "0000000089999"}, "invalid_value"),
     "block size in other digits": (400, {"block_size": "\u0668"}, "invalid_value"),
+    "hotwords without end": (400, {"hotwords": "ba," * 5000}, "invalid_value"),
     "speakers": (400, {"response_format": "diarized_json"}, "invalid_value"),
     "names of speakers": (400, {"known_speaker_names[]": "anna"}, "invalid_value"),
     "passes without a stream": (400, {"include[]": "passes"}, "invalid_value"),
@@ -360,7 +388,9 @@ def test_forms_that_are_none(address):
     check_envelope(post(url, files={"model": (None, "tones")}), 400, "missing_file")
     error = check_envelope(post(url, files={"audio": ("a.wav", wav())}), 400, "wrong_field")
     assert "'audio'" in error["message"] and "'file'" in error["message"]
-    check_envelope(post(url, files={"file": (None, "text")}), 400, "missing_file")
+    for nameless, code in ((b"text", "missing_file"), (wav(np.zeros(20_000)), "invalid_form")):
+        error = check_envelope(post(url, files={"file": (None, nameless)}), 400, code)
+        assert "file name" in error["message"]
     check_envelope(post(url, files=[("file", ("a", wav())), ("file", ("b", wav()))]), 400, "invalid_form")
     garbage = {"content-type": "multipart/form-data; boundary=xx"}
     check_envelope(post(url, content=b"no boundary here", headers=garbage), 400)

@@ -351,7 +351,13 @@ def test_names_of_other_sites_are_refused(folder):
 def test_origins_of_other_sites_are_refused(folder):
     """With and without the headers that newer browsers add."""
     with serving(folder, allow_origins=("https://app.example",)) as (address, _):
-        for origin in ("https://evil.example", "null", "http://localhost:1", "https://app.example.evil"):
+        for origin in (
+            "https://evil.example",
+            "null",
+            "http://localhost:1",
+            "https://app.example.evil",
+            "http://[",
+        ):
             refused = ask(address, headers={"origin": origin})
             check_envelope(refused, 403, "cross_origin")
             assert "access-control-allow-origin" not in refused.headers

@@ -11,6 +11,8 @@ from hypothesis import given, strategies
 import tones
 from imputer.audio import windows
 from imputer.decoding import Options
+from imputer.languagemodel import fusion
+from imputer.server import runners
 from imputer.server.batcher import Batcher
 from imputer.server.failures import Failure
 from imputer.server.jobs import Batch, Job, Window
@@ -402,6 +404,22 @@ def test_abandoned_while_uploading(folder):
             wait_until(lambda: figure(address, "imputer_connections") >= 1)
         wait_until(lambda: figure(address, "imputer_abandoned_total") == 1)
         assert ask(address).json()["text"] == TEXT
+
+
+def test_the_search_is_warm_before_the_first_request(listener, monkeypatch):
+    """A model without a language model searches too, for hotwords: compiling that takes seconds, once."""
+    searched = []
+
+    def watched(*arguments, **options):
+        searched.append(options)
+        return fuse(*arguments, **options)
+
+    fuse = fusion.fuse
+    monkeypatch.setattr(fusion, "fuse", watched)
+    monkeypatch.setattr(listener, "_searches", {})
+    assert listener.language_model("default") is None
+    runners.warm_up({"tones": listener}, Settings(models=("tones",)))
+    assert searched
 
 
 def test_uploads_are_limited_together(folder):

@@ -359,6 +359,12 @@ def decode(
         if options.trace or on_pass is not None:
             record(result.alignment, result.confidence, result.passes)
     passes = result.passes_per_item.tolist()
+    if searched is not None and options.trace:
+        for item, number in enumerate(
+            passes
+        ):  # an item may have had fewer passes before the search than the batch
+            if number:
+                rows[number - 1][item], confidences[number - 1][item] = rows[-1][item], confidences[-1][item]
     alignments = _without_padding(result.alignment, counts)
     confidence = _without_padding(result.confidence, counts)
     greedy = step.greedy(counts) if options.trace else [None] * len(counts)

@@ -5,6 +5,7 @@ windows that meet in a pause, or overlap where there is none, and joined where t
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ AHEAD = 64  # recordings that are open at a time and sorted by length together
 ENCODE_SECONDS = 12.0  # of sound and padding in one run of the encoder on a processor: more gain nothing
 SIMILAR = 0.95  # of the longest recording in such a run: what the shortest may be
 SEARCHES = 16  # prepared searches that are kept: as many lists of hotwords as may be in use at once
+
+_keeping = threading.Lock()  # servers prepare searches in threads
 
 Runtime = Literal["torch", "onnx", "onnx-int8"]
 OnSymbols = Callable[[list[list[str]], int], None]
@@ -328,9 +331,10 @@ class Recognizer:
                 hotwords=expected,
                 n_best=options.n_best,
             )
-            if len(self._searches) >= SEARCHES:
-                self._searches.pop(next(iter(self._searches)))
-            self._searches[options] = found
+            with _keeping:
+                if len(self._searches) >= SEARCHES:
+                    self._searches.pop(next(iter(self._searches)))
+                self._searches[options] = found
         return found
 
     @property

@@ -21,6 +21,9 @@ MOST_FRAMES = 1 << 48
 # libsndfile's code for a file of a known kind with something wrong inside.
 MALFORMED = 3
 
+# Its messages that mean its own state, not the file: found in files that are open, with headers that are damaged.
+MISLEADING = ("File does not exist", "Internal")
+
 # Decoding that starts in the middle of a file of these kinds needs a run-up, in samples.
 PREROLL = {"MP3": 10 * 1152}
 VORBIS_BLOCK = 8192
@@ -67,7 +70,8 @@ def open_container(stream: BinaryIO, name: str, limits: Limits) -> Opened:
 
 def plain(error: Exception) -> str:
     """libsndfile's message without the path, which ours names already."""
-    return str(getattr(error, "error_string", error)).strip().rstrip(".")
+    said = str(getattr(error, "error_string", error)).strip().rstrip(".")
+    return "its header is damaged" if said.startswith(MISLEADING) else said
 
 
 def _open_sound_file(stream: BinaryIO, name: str, start: bytes, limits: Limits) -> Opened:

@@ -45,7 +45,7 @@ class Access:
         if origin and self.allows_origin(origin):
             return
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        foreign = bool(origin) and urlsplit(origin.lower()).netloc != host
+        foreign = bool(origin) and _authority(origin) != host
         if foreign or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             raise Failure(
                 403,
@@ -95,6 +95,14 @@ def host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].rstrip(".")
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an origin; None if it cannot be read."""
+    try:
+        return urlsplit(origin.lower()).netloc
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from imputer.data.text import plain
 from imputer.decoding import STRATEGIES, Options
@@ -16,6 +17,7 @@ GRANULARITIES = ("word", "segment")
 INCLUDES = ("logprobs", "passes")
 MAX_BLOCK_SIZE = 64  # passes
 PROMPT_WORDS = 4  # of a phrase in a prompt that counts as a name
+EXPECTED_LETTERS = 2000  # of all words that a request expects: a search has a table row per letter and piece
 
 # Fields of OpenAI's own models that change nothing here: accepted and ignored.
 IGNORED = ("temperature", "chunking_strategy", "user")
@@ -99,17 +101,24 @@ def read_request(
     language = _language([one("language", ""), *fields.get("languages", [])], model)
     if task == "translate" and language != "english":
         raise _bad("model", f"{model} cannot translate: only models for English can, from English")
+    expected = _terms(fields.get("hotwords", []))
+    letters = sum(map(len, expected))
+    if letters > EXPECTED_LETTERS:
+        raise _bad(
+            "hotwords", f"hotwords have {letters} letters, but it takes {EXPECTED_LETTERS} of them at most"
+        )
+    hints = (*_terms(fields.get("keywords", [])), *_names(one("prompt", "")))
     options = Options(
         _block_size(one("block_size", str(models.block_sizes[model]))),
         _one_of("strategy", one("strategy", "block"), tuple(STRATEGIES)),
         trace=trace,
         lm=lm if _one_of("lm", one("lm", "default"), ("default", "none")) == "default" else None,
-        hotwords=(*hotwords, *_terms(fields.get("hotwords", []))),
+        hotwords=(*hotwords, *expected),
     )
     return TranscriptionRequest(
         model=model,
         options=options,
-        suggested=(*_terms(fields.get("keywords", [])), *_names(one("prompt", ""))),
+        suggested=_first(hints, EXPECTED_LETTERS - letters),
         response_format=response_format,
         granularities=granularities,
         stream=stream,
@@ -123,6 +132,12 @@ def read_request(
 def _terms(given: Iterable[str]) -> list[str]:
     """Words and phrases, several in one field with commas between."""
     return [term.strip() for text in given for term in text.split(",") if term.strip()]
+
+
+def _first(terms: Iterable[str], letters: int) -> tuple[str, ...]:
+    """As many of the terms as have ``letters`` letters in all."""
+    totals = accumulate(map(len, terms := list(terms)))
+    return tuple(term for term, total in zip(terms, totals, strict=True) if total <= letters)
 
 
 def _names(prompt: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What runs batches: the interface, and the network in a thread of the server."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -126,24 +127,28 @@ def run_windows(
 
 
 def _on_pass(watches: Sequence[Watch | None], mask: int) -> OnPass | None:
-    """Tell each watch of its window's passes, until the window is complete or has failed."""
+    """Tell each watch of its window's passes; of a window that is complete, only a search that changes it."""
     watching = {item: watch for item, watch in enumerate(watches) if watch is not None}
     if not watching:
         return None
+    complete: dict[int, tuple[list[int], list[float]]] = {}
+    told: Counter[int] = Counter()  # passes of each window, which may have fewer than the batch
 
-    def tell(number: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
-        for item, watch in list(watching.items()):
-            if partial[item]:
-                watch(number, partial[item], confidence[item])
+    def tell(_: int, partial: list[list[int]], confidence: list[list[float]]) -> None:
+        for item, watch in watching.items():
+            now = partial[item], confidence[item]
+            if partial[item] and now != complete.get(item):
+                told[item] += 1
+                watch(told[item], *now)
             if mask not in partial[item]:
-                del watching[item]
+                complete[item] = now
 
     return tell
 
 
 def warm_up(recognizers: Mapping[str, Recognizer], settings: Settings) -> None:
-    """Run every model once, so that the first request is not slower than others."""
-    options = Options(2, lm=settings.lm, hotwords=settings.hotwords)
+    """Run every model once, so that the first request is not slower than others; n_best makes every model search."""
+    options = Options(2, lm=settings.lm, hotwords=settings.hotwords, n_best=2)
     for recognizer in recognizers.values():
         silence = np.zeros(recognizer.sample_rate, np.float32)
         for result in recognizer.decode([silence, silence[:8000]], options):

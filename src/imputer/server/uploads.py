@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 
 from imputer.audio import AudioError, Limits, Reader
 from imputer.server.failures import Failure
@@ -32,7 +33,15 @@ async def form(request: Request) -> FormData:
         raise Failure(
             415, f"send multipart/form-data, not {kind[:80] or 'a body without a type'}", code="wrong_type"
         )
-    return await request.form(max_files=1, max_fields=FORM_FIELDS, max_part_size=FORM_FIELD_BYTES)
+    try:
+        return await request.form(max_files=1, max_fields=FORM_FIELDS, max_part_size=FORM_FIELD_BYTES)
+    except HTTPException as error:
+        if "maximum size" not in error.detail:
+            raise
+        limit = f"a field of the form is longer than {FORM_FIELD_BYTES >> 10} kB"
+        raise Failure(
+            400, f"{limit}; if it is the upload, give it a file name", code="invalid_form"
+        ) from error
 
 
 def file_of(items: list[tuple[str, Any]]) -> UploadFile:
@@ -46,7 +55,12 @@ def file_of(items: list[tuple[str, Any]]) -> UploadFile:
                 param="file",
             )
         if name == "file" and isinstance(value, str):
-            raise Failure(400, "the field 'file' has no file in it", code="missing_file", param="file")
+            raise Failure(
+                400,
+                "the field 'file' has no file in it: an upload has a file name",
+                code="missing_file",
+                param="file",
+            )
     found = [value for _, value in items if isinstance(value, UploadFile)]
     if not found:
         names = ", ".join(repr(name[:40]) for name, _ in items[:8]) or "none at all"

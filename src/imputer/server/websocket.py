@@ -53,7 +53,7 @@ def parse(message: Any) -> dict[str, Any]:
         raise invalid(None, "events are JSON in text messages; audio goes into input_audio_buffer.append")
     try:
         event = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # also of a number with thousands of digits
         raise invalid(None, "the event is not JSON", "invalid_json") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise invalid("type", "an event is a JSON object with a type")

@@ -11,7 +11,7 @@ import { Microphone } from "./microphone.js";
 import { Overview } from "./overview.js";
 import { Player } from "./player.js";
 import { Recording } from "./recording.js";
-import { Settings } from "./settings.js";
+import { Settings, searchOf } from "./settings.js";
 import { copy, download } from "./take.js";
 import { Timeline } from "./timeline.js";
 import { Transcript } from "./transcript.js";
@@ -250,7 +250,8 @@ function showWriting() {
 }
 
 function showProgress() {
-  const { place, windows, passCount, frames } = imputation;
+  const { place, windows, frames } = imputation;
+  const passCount = imputation.passCount + (searchOf(sent) ? 1 : 0);
   const part = windows.length > 1 ? `Part ${place.window + 1} of ${windows.length}, pass` : "Pass";
   progress(`${part} ${place.pass} of ${Math.max(place.pass, passCount)}`, Math.min(1, imputation.filledNow / frames));
 }

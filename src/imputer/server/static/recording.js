@@ -20,7 +20,7 @@ export class Recording {
     this.bytes = bytes - 1024;
     const most = Math.min(LONGEST, seconds, this.bytes / 2 / USUAL_RATE);
     this.seconds = most > 60 ? most - (most % 30) : Math.floor(most);
-    $("record-limit").textContent = `or drop audio on this page. Recording stops after ${clock(this.seconds)}.`;
+    $("record-limit").textContent = `Recording stops after ${clock(this.seconds)}.`;
   }
 
   async toggle() {

@@ -51,8 +51,9 @@ export class Settings {
     const span = size * (this.model?.frame_seconds ?? 0);
     const strategy = $("strategy").value;
     const passes = size === 1 ? "1 pass" : `${strategy === "adaptive" ? "at most " : ""}${size} passes`;
+    const search = this.model ? searchOf(this.options()) : "";
     $("block-size-value").textContent = size;
-    $("block-size-hint").textContent = `Blocks of ${span < 1 ? `${Math.round(1000 * span)} ms` : `${span.toFixed(1)} s`}, ${passes}.`;
+    $("block-size-hint").textContent = `Blocks of ${span < 1 ? `${Math.round(1000 * span)} ms` : `${span.toFixed(1)} s`}, ${passes}${search && ` and one with the ${search}`}.`;
     $("strategy-hint").textContent = STRATEGIES[strategy]?.[1] ?? "";
     $("settings-summary").textContent = this.model ? this.label(this.options()) : "";
   }
@@ -72,6 +73,11 @@ export class Settings {
     if (hotwords) parts.push("hotwords");
     return parts.join(" · ");
   }
+}
+
+// What decides the places that imputation was not sure of, in one more pass; empty if nothing does.
+export function searchOf({ lm, hotwords }) {
+  return lm === "default" ? "language model" : hotwords ? "hotwords" : "";
 }
 
 function strategyName(name) {
