@@ -184,7 +184,7 @@ def test_what_is_listed_is_explained_and_reads_back_the_same(tmp_path: Path) -> 
     text = configs.to_toml(vars(settings), explained=True)
     assert configs.read(written(tmp_path, text)) == settings
     assert "dropout = 0.2  # share of the activations dropped in training (a finite number, 0 or" in text
-    assert 'units = "bpe"  # what the tokens are (bpe | characters | moonshine)' in text
+    assert 'units = "bpe"  # what the tokens are (bpe | characters)' in text
 
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=SECTIONS)

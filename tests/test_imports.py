@@ -26,7 +26,6 @@ LAYERS = (
     ("data",),
     ("languagemodel",),
     ("frontends",),
-    ("layers",),
     ("model",),
     ("models", "corpora"),
     ("runtimes", "display"),
@@ -41,18 +40,7 @@ LAYERS = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # The paper, and what users import. Everything else lives in a room.
 TOP = {
-    *(
-        "__init__",
-        "__main__",
-        "errors",
-        "alignments",
-        "objectives",
-        "masking",
-        "rollin",
-        "model",
-        "layers",
-        "decoding",
-    ),
+    *("__init__", "__main__", "errors", "alignments", "objectives", "masking", "rollin", "model", "decoding"),
     *("strategies", "vocabulary", "features", "transcripts", "recognizer", "languagemodel"),
 }
 

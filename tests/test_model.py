@@ -177,7 +177,7 @@ def test_training_in_bfloat16_gives_finite_gradients() -> None:
 
 def test_attention_stays_in_bfloat16_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary positions are float32; multiplied with them, queries would leave the fast path."""
-    from imputer import layers as module
+    from imputer import model as module
 
     seen = []
 

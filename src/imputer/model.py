@@ -8,11 +8,7 @@ from torch.nn import functional
 
 from imputer import configs, frontends
 from imputer.errors import UsageError
-from imputer.frontends.attention import hidden_padding, rotary_angles
-from imputer.frontends.normalisation import real_frames
-from imputer.layers import CrossLayer, Layer, hidden_from_blocks
-
-TOKENS_A_SECOND = 4.2  # with cross-attention, positions count tokens as Moonshine's decoder does
+from imputer.frontends.attention import attention, hidden_padding, rotary_angles, rotate
 
 
 class Imputer(nn.Module):
@@ -36,77 +32,28 @@ class Imputer(nn.Module):
         self.merge_repeats = settings.merge_repeats
         self.front_end = frontends.build(front_end, settings.width)
         self.embedding = nn.Embedding(vocabulary_size + 2, settings.width)  # V++ = V, blank, mask
-        if settings.cross_attention:
-            self.layers = nn.ModuleList(self._cross_layer() for _ in range(settings.layers))
-            self.norm = nn.LayerNorm(settings.width, bias=False)
-            # V+ = V, blank: their rows of the embedding are those of the output too.
-            self.output_bias = nn.Parameter(torch.zeros(vocabulary_size + 1))
-        else:
-            self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
-            self.norm = nn.LayerNorm(settings.width)
-            self.output = nn.Linear(settings.width, vocabulary_size + 1)  # V+ = V, blank
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        self.output = nn.Linear(settings.width, vocabulary_size + 1)  # V+ = V, blank
         self.apply(_initialise)
 
-    def _cross_layer(self) -> CrossLayer:
-        if not hasattr(self.front_end, "encoder_frames"):
-            raise UsageError(
-                f"model.cross_attention needs a front end that gives its encoder's frames, trainable_moonshine, not "
-                f"{self.front_end_settings.name}"
-            )
-        return CrossLayer(self.settings, memory_size=self.front_end.memory_size, stack=self.front_end.stack)
-
-    @property
-    def acoustic_size(self) -> int:
-        """Numbers in an acoustic frame: its width, and with cross-attention the keys and values of all layers."""
-        memory = 2 * self.settings.width * self.front_end.stack if self.settings.cross_attention else 0
-        return self.settings.width + self.settings.layers * memory
-
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, frame, feature) -> acoustic (batch, frame, acoustic_size), frame_lengths (batch,)."""
-        if not self.settings.cross_attention:
-            return self.front_end(features, lengths)
-        frames, lengths = self.front_end.encoder_frames(features, lengths)
-        acoustic, frame_lengths = self.front_end.acoustic(frames, lengths)
-        frames = frames * real_frames(frames.shape[1], lengths)[..., None]
-        frames = functional.pad(frames, (0, 0, 0, acoustic.shape[1] * self.front_end.stack - frames.shape[1]))
-        # Read once per recording, not once per pass: (batch, frame, stack * 2 * width) for every layer.
-        read = [layer.read(frames).unflatten(1, (acoustic.shape[1], -1)).flatten(2) for layer in self.layers]  # type: ignore[operator]
-        return torch.cat((acoustic.to(read[0].dtype), *read), dim=-1), frame_lengths
+        """(batch, frame, feature) -> acoustic (batch, frame, width), frame_lengths (batch,)."""
+        return self.front_end(features, lengths)
 
     def impute(self, acoustic: Tensor, frame_lengths: Tensor, partial: Tensor) -> Tensor:
         """One pass: log p(a_i | a~, x) for every frame i, (batch, frame, token)."""
         hidden = hidden_padding(acoustic.shape[1], frame_lengths, acoustic.dtype)
-        width = self.settings.width
-        superimposed = acoustic[..., :width] + self.embedding(partial)
-        if not self.settings.cross_attention:
-            context = self.contextualise(superimposed, hidden)
-            return functional.log_softmax(self.output(context).float(), dim=-1)
-        stack = self.front_end.stack
-        hidden_memory = hidden_from_blocks(acoustic.shape[1], frame_lengths, stack, acoustic.dtype)
-        context = self.contextualise(superimposed, hidden, acoustic[..., width:], hidden_memory)
-        output = self.embedding.weight[: self.vocabulary_size + 1]
-        return functional.log_softmax(functional.linear(context, output, self.output_bias).float(), dim=-1)
+        superimposed = acoustic + self.embedding(partial)
+        context = self.contextualise(superimposed, hidden)
+        return functional.log_softmax(self.output(context).float(), dim=-1)
 
-    def contextualise(
-        self,
-        x: Tensor,
-        hidden: Tensor | None,
-        memory: Tensor | None = None,
-        hidden_memory: Tensor | None = None,
-    ) -> Tensor:
+    def contextualise(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """The self-attention stack, (batch, frame, width) -> the same; ``hidden`` takes padding out of attention."""
-        size = self.settings.width // self.settings.heads
+        rotation = rotary_angles(x.shape[1], self.settings.width // self.settings.heads, x.device, x.dtype)
         x = functional.dropout(x, self.settings.dropout, self.training)
-        if memory is None:
-            rotation = rotary_angles(x.shape[1], size, x.device, x.dtype)
-            for layer in self.layers:
-                x = layer(x, rotation, hidden)
-            return self.norm(x)
-        scale = TOKENS_A_SECOND * self.front_end.frame_seconds
-        rotation = rotary_angles(x.shape[1], self.layers[0].rotated, x.device, x.dtype, scale=scale)  # type: ignore[arg-type]
-        for layer, read in zip(self.layers, memory.chunk(len(self.layers), dim=-1), strict=True):
-            rows = read.unflatten(-1, (self.front_end.stack, -1)).flatten(1, 2)  # (batch, memory, 2 * width)
-            x = layer(x, rotation, hidden, rows, hidden_memory)
+        for layer in self.layers:
+            x = layer(x, rotation, hidden)
         return self.norm(x)
 
     def forward(
@@ -121,6 +68,42 @@ class Imputer(nn.Module):
     def all_masked(self, acoustic: Tensor) -> Tensor:
         """The start of decoding: nothing committed, (batch, frame)."""
         return torch.full(acoustic.shape[:2], self.mask, dtype=torch.long, device=acoustic.device)
+
+
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each normalised before and added after (pre-norm)."""
+
+    def __init__(self, settings: configs.Model) -> None:
+        super().__init__()
+        width = settings.width
+        self.heads, self.rate = settings.heads, settings.dropout
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)  # one product for queries, keys and values
+        self.attention_output = nn.Linear(width, width)
+        self.filter_norm = nn.LayerNorm(width)
+        self.filter_in = nn.Linear(width, settings.filter_size)
+        self.filter_out = nn.Linear(settings.filter_size, width)
+
+    def pass_through(self) -> None:
+        """Start as the identity: a layer added to a trained model must not disturb it."""
+        for part in (self.attention_output, self.filter_out):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
+        """(batch, frame, width) -> the same."""
+        attended = self.attend(self.attention_norm(x), rotation, hidden)
+        x = x + functional.dropout(attended, self.rate, self.training)
+        inner = functional.relu(self.filter_in(self.filter_norm(x)), inplace=True)
+        return x + functional.dropout(self.filter_out(inner), self.rate, self.training)
+
+    def attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], hidden: Tensor | None) -> Tensor:
+        """Multi-head self-attention with rotary positions."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
+        query, key, value = qkv.unbind(2)  # (batch, head, frame, size)
+        query, key = (rotate(x, rotation).to(value.dtype) for x in (query, key))  # bf16 stays bf16
+        mixed = attention(query, key, value, hidden)
+        return self.attention_output(mixed.transpose(1, 2).flatten(2))
 
 
 def _initialise(module: nn.Module) -> None:

@@ -8,7 +8,7 @@ Text is not normalised here: case and marks are left to the corpus (``imputer.co
 
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +64,6 @@ class Vocabulary:
         if units == "characters":
             size = len(set(WORD_MARK + "".join(texts).replace(" ", "")))
         return cls(_trained(texts, size, UNITS[units]))
-
-    @classmethod
-    def of_pieces(cls, log_probs: Mapping[str, float]) -> "Vocabulary":
-        """These pieces in this order; a text is spelled by the most probable ones (SentencePiece's unigram model)."""
-        from sentencepiece import sentencepiece_model_pb2 as stored
-
-        model = stored.ModelProto()  # type: ignore[attr-defined]
-        model.trainer_spec.model_type = stored.TrainerSpec.UNIGRAM  # type: ignore[attr-defined]
-        model.trainer_spec.vocab_size = len(log_probs) + 1
-        model.trainer_spec.unk_id, model.trainer_spec.bos_id = 0, -1
-        model.trainer_spec.eos_id = model.trainer_spec.pad_id = -1
-        model.normalizer_spec.name = "identity"
-        model.pieces.add(piece="<unk>", score=0.0, type=stored.ModelProto.SentencePiece.UNKNOWN)  # type: ignore[attr-defined]
-        for piece, score in log_probs.items():
-            model.pieces.add(piece=piece, score=score)
-        return cls(model.SerializeToString())
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":

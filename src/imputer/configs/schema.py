@@ -70,10 +70,6 @@ class Model:
     heads: Count = key(4, "heads of each self-attention")
     filter_size: Count = key(2048, "inner width of the feed-forward part")
     dropout: ShareBelowOne = key(0.2, "share of the activations dropped in training")
-    cross_attention: StrictBool = key(
-        False,
-        "layers also attend to the encoder's own frames, like Moonshine's decoder, and start as its layers",
-    )
     merge_repeats: StrictBool = key(False, "false: the paper's topology; true: classical CTC")
     block_size: Count = key(8, "B: passes of decoding, unless asked for others")
     confidence: tuple[tuple[Share, Share], ...] = key(
@@ -105,11 +101,8 @@ class LanguageModel:
 class Vocabulary:
     """The tokenizer, trained on the transcripts of the training set unless an existing one is named."""
 
-    units: Literal["bpe", "characters", "moonshine"] = key(
-        "bpe",
-        "what the tokens are; moonshine = the pieces of its tokenizer that the text needs most, in lower case",
-    )
-    size: Count = key(400, "number of tokens; with characters, those that occur")
+    units: Literal["bpe", "characters"] = key("bpe", "what the tokens are")
+    size: Count = key(400, "number of bpe tokens; with characters, those that occur")
     tokenizer: str = key("", "an existing tokenizer.model")
     extra_text: Texts = key((), "files with more text to train it on, one sentence per line")
 

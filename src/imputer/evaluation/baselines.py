@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from imputer.data.text import Unspeakable, plain, spell
 from imputer.errors import UsageError
 from imputer.frontends.moonshine import HOP, MoonshineEncoder, open_session
-from imputer.frontends.moonshine_decoder import read_tokens
 
 MOST_TOKENS_A_SECOND = 6.5  # beyond, Moonshine's decoder repeats itself; its authors stop there as well
 
@@ -72,6 +72,18 @@ class MoonshineDecoder:
                     past[name] = outputs[name.replace("past_key_values", "present")]
         text = b"".join(self.tokens[token] for token in said).decode("utf-8", "replace").replace("▁", " ")
         return house_form(text), step
+
+
+def read_tokens(path: Path) -> list[bytes]:
+    """The pieces of Moonshine's tokenizer: each a length, in one byte or two, and as many bytes."""
+    content, tokens, at = path.read_bytes(), [], 0
+    while at < len(content):
+        length, at = content[at], at + 1
+        if length >= 128:
+            length, at = content[at] * 128 + length - 128, at + 1
+        tokens.append(content[at : at + length])
+        at += length
+    return tokens
 
 
 class PocketSphinx:

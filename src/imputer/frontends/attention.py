@@ -19,12 +19,10 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-def rotary_angles(
-    frames: int, size: int, device: torch.device, dtype: torch.dtype, *, scale: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position * frequency, each (frame, size / 2); positions lie ``scale`` apart."""
+def rotary_angles(frames: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of position * frequency, each (frame, size / 2)."""
     frequency = torch.exp(torch.arange(size // 2, device=device) * (-math.log(10_000.0) / (size // 2)))
-    angle = torch.arange(frames, device=device)[:, None] * (scale * frequency)
+    angle = torch.arange(frames, device=device)[:, None] * frequency
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 

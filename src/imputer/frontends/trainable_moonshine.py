@@ -16,10 +16,9 @@ package nor onnxruntime is needed. What was measured:
 import hashlib
 import importlib.util
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,6 @@ class TrainableMoonshine(nn.Module):
 
     sample_rate = 16_000
     feature_size = HOP
-    memory_size = WIDTH  # numbers in one of ``encoder_frames``
     frozen: "FrozenEncoder | None" = None
 
     def __init__(self, settings: configs.FrontEnd, width: int) -> None:
@@ -94,16 +92,9 @@ class TrainableMoonshine(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(batch, row, 384), or (batch, frame, 288) of a frozen encoder -> (batch, frame / stack, width)."""
-        return self.acoustic(*self.encoder_frames(features, lengths))
-
-    def encoder_frames(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The same -> (batch, frame, 288), with their number."""
-        if self.frozen:
-            return features, lengths
-        return self.encoder(features.flatten(1), lengths - EXTRA_ROWS)
-
-    def acoustic(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, frame, 288) -> (batch, frame / stack, width)."""
+        frames = features
+        if not self.frozen:
+            frames, lengths = self.encoder(features.flatten(1), lengths - EXTRA_ROWS)
         x = self.normalisation(frames, lengths)
         x = functional.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
         x = x.unflatten(1, (-1, self.stack)).flatten(2)  # (batch, frame / stack, 288 * stack)
@@ -232,7 +223,11 @@ def pretrained_weights() -> dict[str, Tensor]:
 
     def product(layer: int, name: str) -> Tensor:
         """The weight of a linear map, (output, input)."""
-        return multiplied_out(graph.node, stored, f"/layers.{layer}/{name}/MatMul_quant").T.contiguous()
+        node = next(n for n in graph.node if n.name == f"/layers.{layer}/{name}/MatMul_quant")
+        quantised = next(name for name in node.input if name.endswith("_quantized") and name in stored)
+        stem = quantised.removesuffix("_quantized")
+        shifted = stored[quantised].float() - stored[f"{stem}_zero_point"].float()
+        return (shifted * stored[f"{stem}_scale"].float()).T.contiguous()
 
     weights = {
         "conv1.weight": stored["conv1.weight_add_tensor"],
@@ -248,7 +243,7 @@ def pretrained_weights() -> dict[str, Tensor]:
     weights["norm_scale"] = next(stored[name] for name in scale if name in stored).flatten()
     weights["norm_shift"] = next(stored[name] for name in shift if name in stored).flatten()
     for i in range(LAYERS):
-        query, key = (halves(product(i, f"self_attn/{name}_proj")) for name in "qk")
+        query, key = (_halves(product(i, f"self_attn/{name}_proj")) for name in "qk")
         weights |= {
             f"layers.{i}.attention_norm.weight": stored[f"layers.{i}.input_layernorm.weight"],
             f"layers.{i}.qkv.weight": torch.cat((query, key, product(i, "self_attn/v_proj"))),
@@ -262,16 +257,7 @@ def pretrained_weights() -> dict[str, Tensor]:
     return weights
 
 
-def multiplied_out(nodes: Iterable[Any], stored: Mapping[str, Tensor], name: str) -> Tensor:
-    """The int8 weight that the node ``name`` of an ONNX graph takes, (input, output), as float32."""
-    node = next(node for node in nodes if node.name == name)
-    quantised = next(name for name in node.input if name.endswith("_quantized") and name in stored)
-    stem = quantised.removesuffix("_quantized")
-    shifted = stored[quantised].float() - stored[f"{stem}_zero_point"].float()
-    return shifted * stored[f"{stem}_scale"].float()
-
-
-def halves(weight: Tensor) -> Tensor:
+def _halves(weight: Tensor) -> Tensor:
     """Moonshine rotates the pairs (2i, 2i + 1) of a head, ``rotate`` the pairs (i, i + 16): reorder the outputs."""
     heads = weight.unflatten(0, (HEADS, -1))  # (head, 36, 288)
     parts = (heads[:, 0:ROTATED:2], heads[:, 1:ROTATED:2], heads[:, ROTATED:])

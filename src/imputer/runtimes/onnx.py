@@ -171,7 +171,7 @@ def _example(network: Imputer, part: str, lengths: list[int]) -> tuple[Tensor, .
     if part == "encode":
         return torch.randn(*shape, network.front_end.feature_size, generator=generator), counts
     partial = torch.randint(0, network.mask + 1, shape, generator=generator)
-    return torch.randn(*shape, network.acoustic_size, generator=generator), counts, partial
+    return torch.randn(*shape, network.settings.width, generator=generator), counts, partial
 
 
 @torch.no_grad()

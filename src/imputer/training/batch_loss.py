@@ -61,7 +61,7 @@ class BatchLoss(nn.Module):
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The acoustic part (batch, frame, width) and frame_lengths; zero where there is no sound."""
         if isinstance(batch, TextBatch):
-            shape = (*batch.features.shape[:2], self.model.acoustic_size)
+            shape = (*batch.features.shape[:2], self.model.settings.width)
             return batch.features.new_zeros(shape), batch.feature_lengths
         return self.model.encode(batch.features, batch.feature_lengths)
 

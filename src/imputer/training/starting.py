@@ -14,7 +14,7 @@ from imputer.data.fingerprints import Fingerprints
 from imputer.data.manifest import Utterance, Utterances, open_utterances
 from imputer.data.ranks import Ranks
 from imputer.errors import ImputerError, UsageError, count
-from imputer.frontends import FRONT_ENDS, moonshine_decoder
+from imputer.frontends import FRONT_ENDS
 from imputer.masking import POLICIES
 from imputer.model import Imputer
 from imputer.support import atomic_files, checksums, progress
@@ -78,8 +78,6 @@ def prepare(settings: configs.Config, folder: Path, here: Ranks, *, accept_chang
         raise UsageError(f"the network of this configuration cannot be built: {reason}") from error
     if not resumed and hasattr(model.front_end, "start_pretrained") and not brings_encoder(settings):
         model.front_end.start_pretrained()
-    if settings.model.cross_attention and not (resumed or settings.training.start_from):
-        moonshine_decoder.start(model, vocabulary)
     if not resumed and settings.training.start_from:
         start_from(settings.training.start_from, model, vocabulary)
     if not settings.training.pretrained_rate and hasattr(model.front_end, "freeze"):
@@ -350,8 +348,6 @@ def vocabulary_for(settings: configs.Config, utterances: Utterances) -> Vocabula
             texts += Path(path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UsageError(f"vocabulary.extra_text: cannot read {path}: {error.strerror}") from error
-    if settings.vocabulary.units == "moonshine":
-        return moonshine_decoder.vocabulary(texts, settings.vocabulary.size)
     return Vocabulary.train(texts, size=settings.vocabulary.size, units=settings.vocabulary.units)
 
 
@@ -391,7 +387,7 @@ def respelled(
     """The rows of their pieces in the embedding and the output, as rows of ours; blank and mask stay."""
     spelling = [theirs.spell(piece) for piece in ours.pieces(range(1, ours.size + 1))]
     made = {}
-    for name in (name for name in weights if name.startswith(("embedding.", "output"))):
+    for name in (name for name in weights if name.startswith(("embedding.", "output."))):
         old, rows = weights[name], model.state_dict()[name].clone()
         rows[0] = old[0]
         if name.startswith("embedding."):
