@@ -46,6 +46,8 @@ SHORT_SECONDS, LONG_SECONDS = 3.0, 590.0
 BOMB_SECONDS = 60
 LONGEST_SECONDS = 300.0
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+# Connections are limited per address; attacks come from one of their own where loopback has several.
+ATTACKER = ("127.0.0.2", 0) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
@@ -201,17 +203,16 @@ def _until_first_words(address: str, pid: int, request: Request) -> tuple[float,
 
 
 def _during_attacks(model: str, clients: ProcessPoolExecutor, count: int) -> dict[str, Any]:
-    """Latency of short requests, alone and during each attack."""
+    """Latency of short requests, alone and during each attack, and how many answers were wrong or lost."""
     speech = _speech(model)
     short = Request(_encoded(_cut(speech, SHORT_SECONDS)))
-    figures: dict[str, Any] = {"wait_ratios": {}}
+    figures: dict[str, Any] = {"wait_ratios": {}, "attacks_wrong": {}}
     with _server(model) as (address, _):
         alone = clients.submit(_load, address, [short] * count, 1).result()
         figures["alone_p50"], figures["alone_p99"] = alone["p50"], alone["p99"]
         for attack in _attacks(speech):
             during = clients.submit(_load, address, [short] * count, 1, attack).result()
-            if during["wrong"]:
-                raise ImputerError(f"{during['wrong']} wrong answers during {attack.name}: {during['seen']}")
+            figures["attacks_wrong"][attack.name] = during["wrong"]
             figures["wait_ratios"][attack.name] = during["p99"] / alone["p50"]
     return figures
 
@@ -414,7 +415,7 @@ async def _attack(address: str, attack: Attack | None) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     while True:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=2**12)
+            reader, writer = await asyncio.open_connection(host, int(port), limit=2**12, local_addr=ATTACKER)
             try:
                 writer.write(attack.content)
                 await writer.drain()
@@ -515,6 +516,7 @@ def _show(figures: dict[str, Any]) -> None:
         ("uploads, good and malformed, 8 clients", str(figures["mixed_uploads"]), ""),
         ("answers by status (499: the client left)", statuses, ""),
         ("wrong or lost answers", str(figures["mixed_wrong"]), "0"),
+        ("wrong or lost during attacks", str(sum(figures["attacks_wrong"].values())), "0"),
         ("memory after / before", f"{figures['memory_ratio']:.3f}", f"{MEMORY_TARGET:g}"),
         ("memory after, MB", f"{figures['memory_after_mb']:.0f}", ""),
     ]
