@@ -106,7 +106,7 @@ def annealing(
 
 
 # DEPARTURE adaptive: the paper fixes the number of passes beforehand; here the speech decides.
-def adaptive(now: Pass, *, threshold: float = 0.9, sure: float = 0.99) -> Tensor:
+def adaptive(now: Pass, *, threshold: float = 0.8, sure: float = 0.97) -> Tensor:
     """Ours: commit every frame with a probability above ``threshold``, and at least one frame per block.
 
     Two neighbours are committed in one pass only if both are blank or both are above ``sure``. Easy speech takes two

@@ -24,7 +24,7 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def text(result: Result) -> str:
     """What the rows are."""
-    return "*Adaptive* with its threshold; 0.9 is the default. Not in the paper."
+    return "*Adaptive* with its threshold. Not in the paper."
 
 
 def draw(result: Result, path: Path) -> None:
