@@ -6,11 +6,15 @@ MANIFEST holds the recordings of speakers outside the model's training data, OTH
 added in random order until half of their recordings have the minutes to train on; the other half is the test set,
 without the speakers that `finetune` holds out for its own validation. Nothing of the test set or of OTHERS is
 seen by `finetune`. 5, 10 and 20 minutes take about 20 minutes of one core.
+
+With --each-speaker every speaker of MANIFEST gets a model, trained on the minutes of that speaker alone and tested on
+that speaker's other recordings; the errors of all speakers are added up.
 """
 
 import argparse
-import json
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -60,6 +64,7 @@ def main() -> None:
     parser.add_argument("--model", default="english")
     parser.add_argument("--limit", type=int, default=120, help="utterances of OTHERS that are scored")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--each-speaker", action="store_true", help="one model per speaker")
     options = parser.parse_args()
     torch.set_num_threads(1)
     others = spread(list(Manifest(options.others)), options.limit)
@@ -69,24 +74,45 @@ def main() -> None:
         "| minutes | scored on | words | before | after | relative | points (95 %) |\n|---|---|---|---|---|---|---|"
     )
     for minutes in options.minutes:
-        train, test = group(list(Manifest(options.manifest)), minutes, options.seed)
-        folder = options.output / f"{minutes:g}-minutes"
-        manifest.write(folder / "train.jsonl", train)
-        report = finetune(options.model, folder / "train.jsonl", folder / "model", minutes=minutes)
-        trained = {one.speaker for one in Manifest(folder / "model" / RUN / "train.jsonl")}
-        test = [one for one in test if one.speaker in trained]
-        tuned = Recognizer.from_pretrained(folder / "model")
-        test_before, test_after = (evaluate(one, test) for one in (start, tuned))
-        others_after = evaluate(tuned, others)
-        for name, before, after in (
-            ("the same speakers", test_before, test_after),
-            ("others", others_before, others_after),
-        ):
+        everyone = list(Manifest(options.manifest))
+        if options.each_speaker:
+            groups = {
+                name: alone(everyone, name, minutes, options.seed)
+                for name in sorted({u.speaker for u in everyone})
+            }
+        else:
+            groups = {"": group(everyone, minutes, options.seed)}
+        scored: dict[str, list[tuple[Evaluation, Evaluation]]] = {"the same speakers": [], "others": []}
+        for name, (train, test) in groups.items():
+            folder = options.output / f"{minutes:g}-minutes{name and '-'}{name}"
+            manifest.write(folder / "train.jsonl", train)
+            report = finetune(options.model, folder / "train.jsonl", folder / "model", minutes=minutes)
+            trained = {one.speaker for one in Manifest(folder / "model" / RUN / "train.jsonl")}
+            test = [one for one in test if one.speaker in trained]
+            tuned = Recognizer.from_pretrained(folder / "model")
+            scored["the same speakers"].append((evaluate(start, test), evaluate(tuned, test)))
+            scored["others"].append((others_before, evaluate(tuned, others)))
+        for name, pairs in scored.items():
+            before, after = (together(half) for half in zip(*pairs, strict=True))
             words = sum(one.words.length for one in before.utterances)
             print(f"| {report.minutes:.1f} | {name} | {words} | {row(before, after)} |", flush=True)
-        scored = {"test": [test_before, test_after], "others": [others_before, others_after]}
-        rates = {name: [each.wer.value for each in pair] for name, pair in scored.items()}
-        (folder / "measured.json").write_text(json.dumps(rates | {"minutes": report.minutes}) + "\n")
+
+
+def alone(
+    utterances: list[Utterance], speaker: str, minutes: float, seed: int
+) -> tuple[list[Utterance], list[Utterance]]:
+    """(train, test): one speaker's recordings in random order until there are the minutes and a validation set."""
+    own = [one for one in utterances if one.speaker == speaker]
+    random.Random(seed).shuffle(own)
+    seconds, count = 0.0, 0
+    while count < len(own) and seconds < 60 * minutes / (1 - VALID_SHARE):
+        seconds, count = seconds + own[count].duration, count + 1
+    return own[:count], own[count:]
+
+
+def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """All their utterances as one evaluation."""
+    return replace(evaluations[0], utterances=[one for each in evaluations for one in each.utterances])
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ def _throughput(model: str, clients: ProcessPoolExecutor, rounds: int, per_clien
         for address, _ in (on, off):
             clients.submit(_load, address, requests[:8], 4).result()  # warm
         for count in CLIENTS:
-            chosen = _shuffled(requests, count * per_client)
+            # Each recording at least once: rates of different numbers of clients are of the same lengths.
+            chosen = _shuffled(requests, max(len(requests), count * per_client))
             measured: dict[str, list[dict[str, Any]]] = {"on": [], "off": []}
             for _ in range(rounds):
                 for name, (address, pid) in (("on", on), ("off", off)):
