@@ -328,6 +328,13 @@ def test_adaptive_is_quick_where_the_model_is_sure():
     assert result.passes == 2
 
 
+def test_adaptive_takes_a_threshold_above_its_own_for_neighbours():
+    step = random_step([8], [16])
+    for threshold in (0.5, 0.99, 1.0):
+        strategy = with_options(decoding.adaptive, threshold=threshold)
+        assert impute(step, torch.tensor([16]), block_size=4, strategy=strategy, mask=MASK).passes <= 4
+
+
 def test_confidence_is_the_probability_at_commit_time():
     step = random_step([8], [16])
     result = impute(step, torch.tensor([16]), block_size=4, strategy="block", mask=MASK, trace=True)

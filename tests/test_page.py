@@ -395,7 +395,7 @@ def process(folder, port):
         deadline = time.monotonic() + 120
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+                if httpx.get(f"http://127.0.0.1:{port}/ready").is_success:
                     break
             assert time.monotonic() < deadline and server.poll() is None, "the server did not start"
             time.sleep(0.1)
@@ -687,7 +687,7 @@ def test_strategies(page, strategy):
 
 def test_annealing_is_not_said_to_keep_what_it_wrote(page):
     text = page.inner_text("main")
-    assert "never changes" not in text.lower() and "annealing strategies may revise" in text
+    assert "never changes" not in text.lower() and "Only it and the annealing strategies revise" in text
     page.locator("#advanced summary").click()
     page.select_option("#strategy", "annealing")
     assert "masks again" in page.inner_text("#strategy-hint")

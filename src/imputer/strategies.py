@@ -105,16 +105,20 @@ def annealing(
     return now.masked, inside & (_rank(weakness, inside) < count[:, None])
 
 
+SURE = 0.97  # of both neighbours that are committed in one adaptive pass
+
+
 # DEPARTURE adaptive: the paper fixes the number of passes beforehand; here the speech decides.
-def adaptive(now: Pass, *, threshold: float = 0.8, sure: float = 0.97) -> Tensor:
+def adaptive(now: Pass, *, threshold: float = 0.8, sure: float | None = None) -> Tensor:
     """Ours: commit every frame with a probability above ``threshold``, and at least one frame per block.
 
-    Two neighbours are committed in one pass only if both are blank or both are above ``sure``. Easy speech takes two
-    or three passes, the hardest B. In each block the likeliest frame goes whatever its probability; slot B-1 only
-    when it is all the block has left, and not beside the next block's slot 0 where the two may not go together: it
-    then waits for the next pass. A block thus loses a frame every pass until only slot B-1 is left, and by the last
-    pass the block after it has no slot 0 to wait for.
+    Two neighbours are committed in one pass only if both are blank or both are above ``sure``: 0.97, or ``threshold``
+    if that is higher. Easy speech takes two or three passes, the hardest B. In each block the likeliest frame goes
+    whatever its probability; slot B-1 only when it is all the block has left, and not beside the next block's slot 0
+    where the two may not go together: it then waits for the next pass. A block thus loses a frame every pass until
+    only slot B-1 is left, and by the last pass the block after it has no slot 0 to wait for.
     """
+    sure = max(SURE, threshold) if sure is None else sure
     if not 0 < threshold <= sure <= 1:
         raise ValueError(f"adaptive needs 0 < threshold <= sure <= 1, got {threshold} and {sure}")
     fine = now.scores >= math.log(sure)
