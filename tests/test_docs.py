@@ -187,6 +187,7 @@ def test_commands_named_in_the_text_exist() -> None:
 def test_options_named_in_the_text_exist() -> None:
     known = {"--nnodes", "--node-rank", "--rdzv-endpoint", "--stop-timeout"}  # torchrun's and docker's
     known |= {"--install-completion", "--help", "--version", "--index-url"}  # the program's and pip's
+    known |= {"--each-speaker"}  # of tools/measure_finetuning.py
     for name in program.COMMANDS:
         if (ROOT / "src/imputer/commands" / f"{name}.py").is_file():
             known |= {
