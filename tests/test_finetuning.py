@@ -216,7 +216,7 @@ def test_weights_move_part_of_the_way_and_all_else_stays(expert: Path, tmp_path:
     """The settings of the language model were lost: the new model decoded with the defaults."""
     start, end, output = (tmp_path / name for name in ("start", "end", "output"))
     model, vocabulary = models.load(expert)
-    models.save(start, model, vocabulary, store="float16")
+    models.save(start, model, vocabulary, half=True)
     (start / models.LANGUAGE_MODEL).write_bytes(b"some bytes")
     models.store_language_model_settings(start, configs.LanguageModel(lm_weight=0.123))
     for weight in model.parameters():

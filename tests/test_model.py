@@ -103,7 +103,7 @@ def test_a_folder_round_trips(tmp_path: Path, vocabulary: Vocabulary) -> None:
         "model.safetensors",
         "tokenizer.model",
     ]
-    models.save(tmp_path / "half", imputer, vocabulary, store="float16")
+    models.save(tmp_path / "half", imputer, vocabulary, half=True)
     assert torch.allclose(
         models.load(tmp_path / "half")[0](features, lengths)[0], imputer(features, lengths)[0], atol=1e-2
     )

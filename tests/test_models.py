@@ -35,30 +35,9 @@ def test_what_is_loaded_is_what_was_saved(expert: Path) -> None:
 
 
 def test_half_precision_is_read_as_float32(expert: Path, tmp_path: Path) -> None:
-    models.save(tmp_path, *models.load(expert), store="float16")
+    models.save(tmp_path, *models.load(expert), half=True)
     model, _ = models.load(tmp_path)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
-
-
-def test_eight_bits_are_a_quarter_of_the_size_and_nearly_the_same(expert: Path, tmp_path: Path) -> None:
-    original, vocabulary = models.load(expert)
-    models.save(tmp_path, original, vocabulary, store="int8")
-    found, expected = models.load(tmp_path)[0].state_dict(), original.state_dict()
-    for name, tensor in found.items():
-        rows = expected[name].flatten(1) if tensor.ndim > 1 else expected[name]
-        step = rows.abs().amax(-1, keepdim=True) / (127 if tensor.ndim > 1 else 1024)
-        assert ((tensor.view_as(rows) - rows).abs() <= 0.51 * step + 1e-7).all(), name
-    sizes = [(folder / models.WEIGHTS).stat().st_size for folder in (tmp_path, expert)]
-    assert sizes[0] < 0.3 * sizes[1]
-
-
-def test_eight_bits_without_their_scale_are_refused(expert: Path, tmp_path: Path) -> None:
-    models.save(tmp_path, *models.load(expert), store="int8")
-    stored = load_file(tmp_path / models.WEIGHTS)
-    del stored["output.weight:scale"]
-    save_file(stored, tmp_path / models.WEIGHTS)
-    with pytest.raises(UsageError, match=r"output\.weight is stored as I8"):
-        models.load(tmp_path)
 
 
 @pytest.mark.parametrize(

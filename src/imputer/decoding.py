@@ -360,9 +360,8 @@ def decode(
             record(result.alignment, result.confidence, result.passes)
     passes = result.passes_per_item.tolist()
     if searched is not None and options.trace:
-        for item, number in enumerate(
-            passes
-        ):  # an item may have had fewer passes before the search than the batch
+        # An item may have had fewer passes before the search than the batch.
+        for item, number in enumerate(passes):
             if number:
                 rows[number - 1][item], confidences[number - 1][item] = rows[-1][item], confidences[-1][item]
     alignments = _without_padding(result.alignment, counts)

@@ -2,12 +2,8 @@
 
 from pathlib import Path
 
-from imputer.errors import UsageError
 
-
-def export(
-    model: str, output: Path, *, int8: bool = True, half: bool = False, eight_bit: bool = False
-) -> None:
+def export(model: str, output: Path, *, int8: bool = True, half: bool = False) -> None:
     """Write a model as ONNX, in float32 and int8, for `--runtime onnx` and `--runtime onnx-int8`.
 
     - imputer export english exported
@@ -26,16 +22,11 @@ def export(
         Also write encode.int8.onnx and impute.int8.onnx.
     half
         No ONNX: the model folder itself, its weights in float16. Half the size, to share or to ship.
-    eight_bit
-        The same with matrices in 8 bits and a scale for each row: a quarter of the size. It computes in float32.
     """
-    if half and eight_bit:
-        raise UsageError("--half and --eight-bit are two ways to store the weights; give one")
-    if half or eight_bit:
+    if half:
         from imputer import models
 
-        store = "int8" if eight_bit else "float16"
-        models.save(output, *models.load(models.torch_folder(model)), store=store)
+        models.save(output, *models.load(models.torch_folder(model)), half=True)
         print(f"{output / models.WEIGHTS}  {(output / models.WEIGHTS).stat().st_size / 1e6:.1f} MB")
         return
     from imputer import models

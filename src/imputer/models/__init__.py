@@ -7,7 +7,7 @@ lm.bin              language model, if it has one
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ EXPORTED = "encode*.onnx"  # what the export of a model holds
 SHIPPED = Path(__file__).parent
 LARGEST_CONFIG, LARGEST_TOKENIZER = 1_000_000, 100_000_000  # bytes
 FLOATS = ("F16", "BF16", "F32", "F64")
-SCALE = ":scale"  # behind the name of a tensor in 8 bits: what each of its rows is multiplied by
 
 
 def model_folder(path_or_name: str | Path) -> Path:
@@ -86,13 +85,14 @@ def language_model_settings(folder: Path | None) -> configs.LanguageModel:
     return configs.build(configs.LanguageModel, section, where=str(folder / CONFIG), prefix="language_model.")
 
 
-def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, store: str = "float32") -> None:
-    """Write the model folder: weights in a form of ``STORED``, configuration, tokenizer; each whole or not at all."""
+def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, half: bool = False) -> None:
+    """Write the model folder: weights (float16 if ``half``), configuration, tokenizer; each whole or not at all."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    weights = STORED[store](weights)
+    if half:
+        weights = {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
     text = configs.to_toml(
         {
             "model": model.settings,
@@ -106,30 +106,6 @@ def save(folder: Path | str, model: Imputer, vocabulary: Vocabulary, *, store: s
         vocabulary.save(path)
     with atomic_files.replacing(folder / CONFIG) as path:
         path.write_text(text)
-
-
-def halved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """In float16."""
-    return {name: t.half() if t.is_floating_point() else t for name, t in weights.items()}
-
-
-def in_eight_bits(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 with a scale per row, the rest in float16."""
-    stored = halved(weights)
-    for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.ndim > 1:
-            rows = tensor.float().flatten(1)
-            scale = (rows.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float16).tiny).half()
-            numbers = (rows / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-            stored |= {name: numbers.view(tensor.shape), name + SCALE: scale}
-    return stored
-
-
-STORED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    "float32": dict,
-    "float16": halved,
-    "int8": in_eight_bits,
-}
 
 
 def copy(source: Path, target: Path) -> None:
@@ -230,13 +206,9 @@ def read_shapes(path: Path | str) -> dict[str, tuple[int, ...]]:
         kinds = {name: one.get_dtype() for name, one in slices.items()}
         shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
     for name, kind in kinds.items():
-        if kind == "I8" and shapes.get(name + SCALE) == shapes[name][:1]:
-            continue
         if kind not in FLOATS:
-            raise UsageError(
-                f"{path}: {name} is stored as {kind}; weights are one of {', '.join(FLOATS)}, or I8 with {name + SCALE}"
-            )
-    return {name: shape for name, shape in shapes.items() if not name.endswith(SCALE)}
+            raise UsageError(f"{path}: {name} is stored as {kind}; weights are one of {', '.join(FLOATS)}")
+    return shapes
 
 
 def refuse_other_depth(folder: Path, settings: configs.Model, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -294,17 +266,11 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor], path: Path | str)
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; those in 8 bits multiplied out."""
+    """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
     with _reading(path):
-        stored = load_file(path)
-    weights = {name: tensor for name, tensor in stored.items() if not name.endswith(SCALE)}
-    for name, tensor in weights.items():
-        if tensor.dtype == torch.int8 and name + SCALE in stored:
-            scale = stored[name + SCALE].float().view(-1, *[1] * (tensor.ndim - 1))
-            weights[name] = tensor.float() * scale
-    return weights
+        return load_file(path)
 
 
 @contextmanager
