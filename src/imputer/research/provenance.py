@@ -24,8 +24,12 @@ NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "da
 OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
 TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
 DECODING = (*NETWORK, "alignments.py", "strategies.py", "decoding.py")
-# Files of these folders that change no outcome: they open recordings, store checkpoints and validate.
-ASIDE = {"data/recordings.py", "training/checkpoints.py", "training/run_folder.py", "training/validating.py"}
+# Files of these folders that change no outcome of an experiment: they open recordings, store checkpoints, validate and
+# fine-tune.
+ASIDE = {
+    *("data/recordings.py", "training/checkpoints.py", "training/run_folder.py"),
+    *("training/validating.py", "training/finetuning.py"),
+}
 PACKAGES = ("torch", "numpy", "numba", "sentencepiece", "soundfile", "soxr", "rapidfuzz", "moonshine-voice")
 # Settings that are paths; fingerprints of the content take their place.
 PLACES = (
