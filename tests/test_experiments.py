@@ -375,6 +375,41 @@ def test_seeds_stay_apart(place: Path) -> None:
     assert both["words"] == [one["words"][0] for one in alone] and len(set(both["trained"])) == 2
 
 
+def test_seeds_are_added_where_the_first_were_not_trained(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (
+        "reproduce",
+        "table2",
+        "--quick",
+        "--runs",
+        str(tmp_path),
+        "--output",
+        str(tmp_path / "results"),
+    )
+    imputer(*command)
+    one = Result.read(tmp_path / "results" / "table2.json")
+    for run in [*tmp_path.glob("tones-ctc-*"), *tmp_path.glob("tones-im-*"), *tmp_path.glob("tones-dp-*")]:
+        shutil.rmtree(run)
+    imputer(*command, "--seeds", "2", "--add-seeds")
+    two = Result.read(tmp_path / "results" / "table2.json")
+    for name, row in one.rows.items():
+        now = two.rows[name]
+        assert now["trained"][0] == row["trained"][0] and not (tmp_path / row["trained"][0]).exists()
+        assert (tmp_path / now["trained"][1] / "model").is_dir()
+        assert len(now["words"]) == 2 and now["words"][0] == row["words"][0]
+        assert (
+            now["characters"][0] == row["characters"][0]
+            and now["tokens"]["wrong"][0] == row["tokens"]["wrong"][0]
+        )
+    assert one["provenance"]["trainings"].items() < two["provenance"]["trainings"].items()
+    # Another decoder would write other errors.
+    monkeypatch.setattr(provenance, "DECODING", (*provenance.DECODING, "transcripts.py"))
+    again = imputer(*command, "--seeds", "1", "--add-seeds")
+    assert "decoded by other code; its seeds are not kept" in again.stderr
+    assert Result.read(tmp_path / "results" / "table2.json").rows["CTC"]["words"] == one.rows["CTC"]["words"]
+
+
 def test_dropout_of_an_imputer_is_not_that_of_its_expert(place: Path) -> None:
     """The rows of letters_ablation change one thing: all rows learn from the same expert."""
     trained = result(place, "letters_ablation")["provenance"]["trainings"]

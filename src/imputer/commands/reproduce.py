@@ -17,6 +17,7 @@ def reproduce(
     runs: Path | None = None,
     output: Path | None = None,
     seeds: int = 1,
+    add_seeds: bool = False,
     models: Path | None = None,
     lm: Path | None = None,
     list: bool = False,
@@ -52,6 +53,9 @@ def reproduce(
         Folder of the results: results, or runs/quick/results with --quick.
     seeds
         Repeat every training with so many seeds; error rates are means over them.
+    add_seeds
+        Keep the errors of the seeds that the results file already has, if the same code, settings and data made
+        them, and train only the others. So seeds can be run on several machines, one after the other.
     models
         Run folders that were trained elsewhere, for the experiment english.
     lm
@@ -84,6 +88,8 @@ def reproduce(
             raise UsageError(f"{name} generates its own data; leave --on {on} out")
         if seeds < 1:
             raise UsageError(f"--seeds must be at least 1, got {seeds}")
+        if add_seeds and (models or lm):
+            raise UsageError("--add-seeds takes errors from the results file; leave --models and --lm out")
         from imputer.research.reproduction import reproduce as run
 
         names = [name] if name else [one for one in research.EXPERIMENTS if one != "english"]
@@ -100,6 +106,7 @@ def reproduce(
                 seeds=seeds,
                 models=models,
                 lm=lm,
+                add_seeds=add_seeds,
             )
             print(f"{one}: written to {path}", flush=True)
             together = reports.write(output, [path.stem])  # after each, so that what is done can be read

@@ -24,6 +24,7 @@ from imputer.evaluation import scoring
 from imputer.model import Imputer
 from imputer.research import provenance, results
 from imputer.research.datasets import DataSet
+from imputer.research.results import Result
 from imputer.support import atomic_files, progress
 from imputer.vocabulary import Vocabulary
 
@@ -33,15 +34,20 @@ Objective = Literal["ctc", "imitation", "dynamic_programming"]
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training: its run folder, and what it started from."""
+    """A training: its run folder, and what it started from. It runs when its model is first needed."""
 
     folder: Path
     steps: int  # in all, with those of the model it started from
     start: "Trained | None" = None
+    run: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     @property
     def model(self) -> Path:
-        return self.folder / "model"
+        """The folder of the finished model."""
+        folder = self.folder / "model"
+        if not (folder / models.CONFIG).is_file():
+            self.run()
+        return folder
 
     @property
     def record(self) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def way(block_size: int, strategy: str = "block", **options: float) -> Options:
 
 
 Row = dict[str, Any]
+BY_SEED = ("words", "characters", "fixable")  # what a row holds for every seed and utterance
 
 
 @dataclass
@@ -67,6 +74,9 @@ class Lab:
     seeds: tuple[int, ...] = (0,)
     models: Path | None = None  # run folders that were trained elsewhere
     lm: Any = None  # a language model, to count the errors that it would fix
+    earlier: Result | None = (
+        None  # a results file of the same data and code, whose seeds need not be trained again
+    )
     used: dict[Path, Trained] = field(default_factory=dict)
 
     def trainings(self, seed: int) -> "Trainings":
@@ -85,17 +95,40 @@ class Lab:
         """Train with every seed, decode the test set in every way: a row of errors for each, by name."""
         made = [make(self.trainings(seed)) for seed in self.seeds]
         utterances = self.utterances(at_most)
-        found = [transcribed(one, self.dataset, utterances, list(ways.values())) for one in made]
-        score = self._score(made[0], [u.text for u in utterances])
+        found = [self._known(one, ways, utterances) or self._decoded(one, ways, utterances) for one in made]
         return [
             {
                 "name": name,
                 "trained": [model.folder.name for model in made],
                 "steps": made[0].steps,
-                **self.errors(one, utterances, [each[one] for each in found], score),
+                "way": described(one),
+                **together([each[name] for each in found]),
             }
             for name, one in ways.items()
         ]
+
+    def _known(
+        self, trained: "Trained", ways: Mapping[str, Options], utterances: Sequence[Utterance]
+    ) -> dict[str, Row]:
+        """The errors of a training by row, out of the earlier results file; empty if it lacks one of them."""
+        if not self.earlier or self.earlier["utterances"]["ids"] != [u.id for u in utterances]:
+            return {}
+        found = {}
+        for name, one in ways.items():
+            row = self.earlier.rows.get(name)
+            if not row or trained.folder.name not in row["trained"] or row["way"] != described(one):
+                return {}
+            found[name] = of_seed(row, row["trained"].index(trained.folder.name))
+        say(f"{trained.folder.name}: its errors are kept from {self.earlier.name}.json")
+        return found
+
+    def _decoded(
+        self, trained: "Trained", ways: Mapping[str, Options], utterances: Sequence[Utterance]
+    ) -> dict[str, Row]:
+        """The errors of a training by row."""
+        found = transcribed(trained, self.dataset, utterances, list(ways.values()))
+        score = self._score(trained, [u.text for u in utterances])
+        return {name: errors(utterances, found[one], score) for name, one in ways.items()}
 
     def row(self, name: str, make: "Maker", one: Options) -> Row:
         """The same for one way of decoding."""
@@ -119,34 +152,54 @@ class Lab:
 
         return score
 
-    def errors(
-        self,
-        one: Options,
-        utterances: Sequence[Utterance],
-        by_seed: Sequence[Sequence["Hypothesis"]],
-        score: Callable[[list[str]], float] | None = None,
-    ) -> Row:
-        """The errors of every utterance with every seed, in words, characters and tokens."""
-        texts = [u.text for u in utterances]
 
-        def counted(count: Callable[[str, Hypothesis], int]) -> list[list[int]]:
-            return [[count(text, h) for text, h in zip(texts, seed, strict=True)] for seed in by_seed]
+def errors(
+    utterances: Sequence[Utterance],
+    hypotheses: Sequence["Hypothesis"],
+    score: Callable[[list[str]], float] | None = None,
+) -> Row:
+    """The errors of every utterance, in words, characters and tokens."""
+    pairs = list(zip([u.text for u in utterances], hypotheses, strict=True))
+    tokens = [kinds(h.reference, h.tokens) for h in hypotheses]
+    found: Row = {
+        "passes": sum(h.passes for h in hypotheses) / len(hypotheses),
+        "words": [scoring.word_errors(text, h.text).total for text, h in pairs],
+        "characters": [scoring.character_errors(text, h.text).total for text, h in pairs],
+        "tokens": {
+            "length": [len(h.reference) for h in hypotheses],
+            **{kind: [each[kind] for each in tokens] for kind in results.KINDS},
+        },
+    }
+    if score is not None:
+        found["fixable"] = [scoring.fixable(text.split(), h.text.split(), score) for text, h in pairs]
+    return found
 
-        tokens = [[kinds(h.reference, h.tokens) for h in seed] for seed in by_seed]
-        passes = [h.passes for seed in by_seed for h in seed]
-        found: Row = {
-            "way": described(one),
-            "passes": sum(passes) / len(passes),
-            "words": counted(lambda text, h: scoring.word_errors(text, h.text).total),
-            "characters": counted(lambda text, h: scoring.character_errors(text, h.text).total),
-            "tokens": {
-                "length": [len(h.reference) for h in by_seed[0]],
-                **{kind: [[each[kind] for each in seed] for seed in tokens] for kind in results.KINDS},
-            },
-        }
-        if score is not None:
-            found["fixable"] = counted(lambda text, h: scoring.fixable(text.split(), h.text.split(), score))
-        return found
+
+def together(seeds: Sequence[Row]) -> Row:
+    """The errors of several trainings as a row's lists by seed."""
+    first = seeds[0]
+    passes = [one["passes"] for one in seeds]
+    return {
+        "passes": sum(passes) / len(passes),
+        "seed_passes": passes,
+        **{key: [one[key] for one in seeds] for key in BY_SEED if key in first},
+        "tokens": {
+            "length": first["tokens"]["length"],
+            **{kind: [one["tokens"][kind] for one in seeds] for kind in results.KINDS},
+        },
+    }
+
+
+def of_seed(row: Mapping[str, Any], place: int) -> Row:
+    """The errors of one training out of a row; undoes ``together``."""
+    return {
+        "passes": row["seed_passes"][place],
+        **{key: row[key][place] for key in BY_SEED if key in row},
+        "tokens": {
+            "length": row["tokens"]["length"],
+            **{kind: row["tokens"][kind][place] for kind in results.KINDS},
+        },
+    }
 
 
 def described(one: Options) -> dict[str, Any]:
@@ -227,10 +280,9 @@ class Trainings:
             rate = settings.training.learning_rate * CONTINUED_RATE
             settings = replace(settings, training=replace(settings.training, learning_rate=rate))
         name = run_name(settings, self.dataset, start, expert)
-        trained = Trained(self.runs / name, settings.training.steps + (start.steps if start else 0), start)
-        self.used[trained.folder] = trained
-        if not (trained.model / models.CONFIG).is_file():
-            say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
+        folder = self.runs / name
+
+        def run() -> None:
             store = aligned(expert, self.dataset) if expert else ""
             placed = replace(
                 settings,
@@ -238,10 +290,14 @@ class Trainings:
                 rollin=replace(settings.rollin, alignments=str(store)),
                 training=replace(settings.training, start_from=str(start.model) if start else ""),
             )
-            with recorded(trained.folder / "provenance.json", settings, self.dataset):
-                training.train(placed, trained.folder)
+            say(f"{name}: {settings.training.objective}, {settings.training.steps} steps")
+            with recorded(folder / "provenance.json", settings, self.dataset):
+                training.train(placed, folder)
             # The largest files, and no longer needed.
-            shutil.rmtree(trained.folder / "checkpoints", ignore_errors=True)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+        steps = settings.training.steps + (start.steps if start else 0)
+        self.used[folder] = trained = Trained(folder, steps, start, run)
         return trained
 
     def _tokenizer(self, settings: configs.Config) -> Path:
