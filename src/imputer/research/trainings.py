@@ -408,9 +408,9 @@ def transcribed(
     paths = {one: trained.folder / "decoded" / f"{content}-{one.name}.json" for one in ways}
     missing = [one for one in ways if not paths[one].is_file()]
     if missing:
+        network, vocabulary = models.load(trained.model)
         named = ", ".join(one.name for one in missing)
         say(f"{trained.folder.name}: decoding {len(utterances)} utterances, {named}")
-        network, vocabulary = models.load(trained.model)
         references = [vocabulary.encode(u.text) for u in utterances]
         extract = network.front_end.reader(dataset.settings.data, NO_AUGMENTATION, utterances)
         batches = list(encoded(network, utterances, extract, dataset.settings.data.batch_seconds))
