@@ -34,9 +34,11 @@ def finetune(
     minutes
         Train on at most this many minutes of speech.
     """
+    from imputer.support.memory import reuse_freed_memory
     from imputer.training.finetuning import RUN
     from imputer.training.finetuning import finetune as run
 
+    reuse_freed_memory()
     report = run(model, recordings, output, minutes=minutes)
     print(report)
     print(f"model written to {output}")

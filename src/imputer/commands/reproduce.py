@@ -91,8 +91,10 @@ def reproduce(
         if add_seeds and (models or lm):
             raise UsageError("--add-seeds takes errors from the results file; leave --models and --lm out")
         from imputer.research.reproduction import reproduce as run
+        from imputer.support.memory import reuse_freed_memory
 
         names = [name] if name else [one for one in research.EXPERIMENTS if one != "english"]
+        reuse_freed_memory()
         place = runs or Path("runs/quick" if quick else "runs/reproduce")
         for number, one in enumerate(names, 1):
             print(f"[{number}/{len(names)}] {one}", file=sys.stderr, flush=True)

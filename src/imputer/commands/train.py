@@ -43,6 +43,7 @@ def train(
 
     settings = configuration.read(config, overrides)
     from imputer import training
+    from imputer.support.memory import reuse_freed_memory
     from imputer.training.starting import OWN
 
     if list_options:
@@ -51,6 +52,7 @@ def train(
     for line in training.warnings(settings):
         print(f"imputer: warning: {line}", file=sys.stderr)
     folder = output or Path("runs") / config.stem
+    reuse_freed_memory()
     finished = training.train(settings, folder, accept_changed_data=accept_changed_data)
     if os.environ.get("RANK", "0") != "0":
         return  # the first process prints it
