@@ -323,6 +323,26 @@ def test_long_recordings_do_not_depend_on_the_window(listener, tmp_path, monkeyp
         assert result.passes == 8 == len(result.trace)
 
 
+def test_a_long_recording_is_read_forward():
+    """Containers that are decoded forward only start over for each window that lies before the last one."""
+    random = np.random.default_rng(0)
+    lengths = random.uniform(20, 24, 300)
+    job = recognizer._Job(0, None, [None] * len(lengths))
+    starts = np.cumsum(lengths - 0.8)
+    cuts = [
+        recognizer._Cut(job, n, float(start), float(seconds))
+        for n, (start, seconds) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    batches = list(recognizer._batches(cuts))
+    offsets = [cut.offset for batch in batches for cut in batch]
+    assert sorted(offsets) == starts.tolist()
+    assert sum(b < a for a, b in pairwise(offsets)) < 6  # by length alone, every second window
+    for batch in batches:
+        padded = len(batch) * max(c.seconds for c in batch)
+        assert padded <= recognizer.BATCH_SECONDS
+        assert padded * recognizer.SIMILAR < sum(c.seconds for c in batch)
+
+
 def test_a_long_recording_among_short_ones(listener):
     text, samples, _ = long_speech(30)
     short = tones.speak("ba", 1)[0]
@@ -587,7 +607,8 @@ def test_bad_model_folders(folder, tmp_path):
 
 def test_batches_hold_like_lengths_and_no_more_than_allowed():
     random = np.random.default_rng(0)
-    cuts = [recognizer._Cut(None, 0, 0.0, float(s)) for s in random.uniform(0.5, 24, 300)]
+    alone = recognizer._Job(0, None, [None])
+    cuts = [recognizer._Cut(alone, 0, 0.0, float(s)) for s in random.uniform(0.5, 24, 300)]
     batches = list(recognizer._batches(cuts))
     assert sorted(id(c) for batch in batches for c in batch) == sorted(map(id, cuts))
     for batch in batches:

@@ -5,6 +5,7 @@ windows that meet in a pause, or overlap where there is none, and joined where t
 window is read from its file when its turn comes, so that hours of audio take the memory of a few windows.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -499,10 +500,23 @@ def _similar(lengths: Sequence[int], limit: int | None) -> Iterator[list[int]]:
 def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
     """Windows of similar length together, the longest first, so that a batch that is too large fails at once."""
     batch: list[_Cut] = []
-    for cut in sorted(cuts, key=lambda cut: -cut.seconds):
-        if batch and (len(batch) == BATCH_ITEMS or (len(batch) + 1) * batch[0].seconds > BATCH_SECONDS):
+    longest = 0.0
+    for cut in sorted(cuts, key=lambda cut: -_rank(cut)):
+        longest = max(longest, cut.seconds)
+        if batch and (len(batch) == BATCH_ITEMS or (len(batch) + 1) * longest > BATCH_SECONDS):
             yield batch
-            batch = []
+            batch, longest = [], cut.seconds
         batch.append(cut)
     if batch:
         yield batch
+
+
+def _rank(cut: _Cut) -> float:
+    """The length of a window; of a recording with several, in steps of ``SIMILAR``.
+
+    Windows of one step keep the order of the recording: many containers are decoded forward only, and each window
+    that lies before the last one starts over.
+    """
+    if len(cut.job.pieces) == 1:
+        return cut.seconds
+    return SIMILAR ** math.floor(math.log(cut.seconds, SIMILAR))
