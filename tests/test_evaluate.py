@@ -105,13 +105,16 @@ def test_two_models_are_compared_in_pairs(run, place, tmp_path):
     assert "p = 1.0000, not significant" in out
 
 
-def test_compared_models_are_named_by_their_folders(run, place, tmp_path):
+def test_compared_models_are_named_by_their_folders(run, place, tmp_path, monkeypatch):
     for name in ("runs/first/model", "runs/second/model"):
         shutil.copytree(place / "good", tmp_path / name)
     models = ("--model", tmp_path / "runs/first/model", "--compare", tmp_path / "runs/second/model")
     code, out, _ = run(place / "test.jsonl", *models, "--limit", 2)
     assert code == 0 and "\nsecond against first (block" in out
     assert [line.split()[0] for line in out.splitlines() if " block " in line] == ["first", "second"]
+    monkeypatch.chdir(tmp_path / "runs/first/model")
+    code, out, _ = run(place / "test.jsonl", "--model", ".", "--compare", "../../second/model", "--limit", 2)
+    assert code == 0 and "\nsecond against first (block" in out
 
 
 def test_a_limit_is_spread_over_the_manifest(place):

@@ -1,6 +1,7 @@
 """What `imputer evaluate` prints and writes: the table, confidences, comparisons, the worst utterances, JSON."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -170,7 +171,8 @@ def _percent(rate: scoring.Interval) -> str:
 
 def _short(names: Sequence[str]) -> list[str]:
     """Models by their folders, runs/X/model as X; with the folders above where that is needed to tell them apart."""
-    places = {name: Path(name).parent if Path(name).name == "model" else Path(name) for name in names}
+    folders = {name: Path(os.path.abspath(name) if os.path.isdir(name) else name) for name in names}
+    places = {name: path.parent if path.name == "model" else path for name, path in folders.items()}
     for parts in range(1, 6):
         short = {name: "/".join(place.parts[-parts:]) or name for name, place in places.items()}
         if len(set(short.values())) == len(short):
