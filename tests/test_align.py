@@ -151,6 +151,8 @@ def test_numbers_and_titles_are_read_as_they_are_said() -> None:
         [],
         ["cafe"],
     ]
+    percent = Vocabulary.train(["seven percent"] * 20, size=0, units="characters")
+    assert written_text.read("7 % 7%", percent).readings == [["seven"], ["percent"], ["seven", "percent"]]
     times = [Word(word, n, n + 0.5, 1 - n / 10) for n, word in enumerate(found.readable.split())]
     assert [(word.text, word.start, word.end) for word in found.timed(times)] == [
         ("Mr.", 0, 0.5),

@@ -10,6 +10,8 @@ from imputer.errors import ImputerError
 from imputer.transcripts import Word
 from imputer.vocabulary import Vocabulary
 
+ALONE = {"%": "percent"}  # how a symbol is said that stands alone, as in 7 %
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
@@ -64,7 +66,7 @@ def _reading(word: str, known: set[str]) -> list[str]:
 def _candidates(word: str) -> Iterator[str]:
     """What the model may read for a word, the closest to its spelling first; titles are said in full."""
     if not (plain(word) in TITLES and word.endswith(".")):
-        yield plain(word)
+        yield plain(word) or ALONE.get(word, "")
     with suppress(Unspeakable):
         yield transcript(spell(word))
     bare = unicodedata.normalize("NFKD", word)
