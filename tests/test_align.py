@@ -198,6 +198,49 @@ def test_a_folder_and_a_table_give_one_file_for_each_recording(
     assert said.returncode == 2 and "a.txt exists already, beside" in said.stderr
 
 
+def test_a_manifest_gives_one_file_for_each_utterance(corpus: str, expert: Path, tmp_path: Path) -> None:
+    """Named by its id, which may hold what a file name may not."""
+    few = sorted(Manifest(corpus), key=lambda utterance: utterance.duration)[-3:]
+    names = ["../a/1", "b\0 c", "d"]
+    texts = [few[0].text.upper() + "!", few[1].text.capitalize() + ".", "?"]
+    manifest.write(
+        tmp_path / "in.jsonl",
+        [replace(u, id=name, text=text) for u, name, text in zip(few, names, texts, strict=True)],
+    )
+    with (tmp_path / "in.jsonl").open("a") as file:
+        file.write('{"id": "e"}\n')
+    rest = (
+        str(tmp_path / "in.jsonl"),
+        "--model",
+        str(expert),
+        "--format",
+        "ctm",
+        "-o",
+        str(tmp_path / "out"),
+    )
+    said = imputer("align", *rest, check=False)
+    assert said.returncode == 1 and "2 of 4 recordings aligned" in said.stdout, said.stderr
+    assert "no word that the model can read: ?" in said.stderr and "line 4: the key" in said.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["..-a-1.ctm", "b- c.ctm"]
+    for path, text in zip(sorted((tmp_path / "out").iterdir()), texts, strict=False):
+        assert [line.split()[4] for line in path.read_text().splitlines()] == text.split()
+
+
+def test_output_of_one_recording_may_be_a_folder(utterance: Utterance, expert: Path, tmp_path: Path) -> None:
+    recording = tmp_path / f"a{Path(utterance.audio_filepath).suffix}"
+    shutil.copy(utterance.audio_filepath, recording)
+    (tmp_path / "a.txt").write_text(utterance.text.upper())
+    given = ("align", str(recording), str(tmp_path / "a.txt"), "--model", str(expert), "-o")
+    imputer(*given, f"{tmp_path}/new/")
+    imputer(*given, str(tmp_path / "new"), "--format", "textgrid")
+    imputer(*given, str(tmp_path / "other"), "--format", "srt")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.TextGrid", "a.json"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["a.srt"]
+    said = imputer(*given, str(tmp_path), "--format", "txt", check=False)
+    assert said.returncode == 2 and "is also the input" in said.stderr
+    assert (tmp_path / "a.txt").read_text() == utterance.text.upper()
+
+
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
@@ -233,6 +276,7 @@ def test_a_long_recording_is_aligned_exactly_in_chunks(
         (["AUDIO", "AUDIO"], 2, "is not UTF-8 text; the recording comes first, then its text"),
         (["AUDIO", "no.txt", "--text", "abc"], 2, "give the text once: either the file no.txt or --text"),
         (["AUDIO", "--text", "abc", "--format", "json", "-o", "AUDIO"], 2, "is also the input"),
+        (["AUDIO", "--text", "abc", "-o", ""], 2, "--output is empty"),
         (["AUDIO", "--text", "..."], 2, "no word that the model can read: ..."),
         (["AUDIO", "--text", "xyz"], 2, "no word that the model can read: xyz"),
         (["AUDIO", "--text", "abdgilmou " * 40], 1, "tokens, but the recording holds only"),

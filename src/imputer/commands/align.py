@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,10 @@ from imputer.commands.options import FileName
 from imputer.commands.outputs import Format
 from imputer.errors import ImputerError, UsageError, count
 
-TABLES = (".csv", ".tsv")
+if TYPE_CHECKING:
+    from imputer.data.manifest import Utterance
+
+TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def align(
@@ -21,7 +24,7 @@ def align(
     text: str = "",
     model: FileName = "english",
     format: Format | None = None,
-    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    output: Annotated[FileName | None, Parameter(alias="-o")] = None,
     device: str = "cpu",
     manifest: Annotated[list[Path] | None, Parameter(consume_multiple=True)] = None,
     store: Path | None = None,
@@ -42,8 +45,8 @@ def align(
     Parameters
     ----------
     audio
-        A recording of any length; a folder of recordings with .txt files of the same names; or a CSV or TSV
-        table with columns for audio and text.
+        A recording of any length; a folder of recordings with .txt files of the same names; a CSV or TSV
+        table with columns for audio and text; or a manifest, .jsonl.
     text_file
         A file with what is said in the recording.
     text
@@ -53,8 +56,9 @@ def align(
     format
         How to write word times and confidences. If not given, the ending of --output decides, else json.
     output
-        The file to write, its format by its ending: speech.srt. Standard output if not given. For a folder or a
-        table, the folder that takes one file for each recording.
+        The file to write, its format by its ending: speech.srt. Or a folder (a name without an ending, or with a /
+        at its end), which a folder, a table or a manifest needs: it takes one file for each recording. Standard
+        output if not given.
     device
         A torch device: cpu, cuda, mps.
     manifest
@@ -68,6 +72,8 @@ def align(
     frames_cache
         Folder of cached encoder frames, for models over a pretrained encoder.
     """
+    if output == "":
+        raise UsageError("--output is empty: give a file or a folder, . for this one")
     if workers < 0:
         raise UsageError(f"--workers must be 0 or more, got {workers}")
     if not 0 < batch_seconds < float("inf"):
@@ -78,7 +84,7 @@ def align(
         _align_corpus(manifest, store, model, batch_seconds, workers, frames_cache)
         return
     if audio and not text and not text_file and (audio.is_dir() or audio.suffix.lower() in TABLES):
-        _align_many(audio, model, format, output, device)
+        _align_many(audio, model, format, Path(output) if output else None, device)
         return
     if audio and text_file and text:
         raise UsageError(f"give the text once: either the file {text_file} or --text")
@@ -102,31 +108,39 @@ def align(
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
-    form = outputs.format_of(output, format, "json") if output else format or "json"
-    if output:
+    target, form = _target(output, audio, format)
+    if target:
         for given in (audio, text_file):
-            if given and output.is_file() and output.samefile(given):
-                raise UsageError(f"--output {output} is also the input")
-        atomic_files.probe(output)
+            if given and target.is_file() and target.samefile(given):
+                raise UsageError(f"--output {target} is also the input")
+        outputs.refuse_texts({audio: target})
+        atomic_files.probe(target)
     recognizer = Recognizer.from_pretrained(model, device=device)
-    outputs.write(align_one(recognizer, audio, text), str(audio), form, output)
+    outputs.write(align_one(recognizer, audio, text), str(audio), form, target)
+
+
+def _target(output: str | None, audio: Path, format: Format | None) -> tuple[Path | None, Format]:
+    """The file of one recording, none for standard output; and its format."""
+    if output is None:
+        return None, format or "json"
+    path, default = Path(output), format or "json"
+    if outputs.names_folder(output):
+        return path / outputs.transcript_of(Path(audio.name), default), default
+    return path, outputs.format_of(path, format, "json")
 
 
 def _align_many(source: Path, model: str, format: Format | None, output: Path | None, device: str) -> None:
-    """Every recording of a folder or table, one file each; failures are reported and the others continue."""
+    """Every recording of a folder, table or manifest, one file each; failures are reported, the others continue."""
     from imputer.aligner.recording import align as align_one
-    from imputer.corpora.common import Dropped, Options
-    from imputer.corpora.folder import folder
     from imputer.recognizer import Recognizer
     from imputer.support import atomic_files
 
     if output is None or output.is_file() or (outputs.names_format(output) and not output.is_dir()):
         raise UsageError(f"{source} may hold several recordings: add --output FOLDER for one file each")
-    found = list(folder(source, Options(text="keep")))
-    failures = [f"{one.item}: {one.reason}" for one in found if isinstance(one, Dropped)]
-    utterances = [one.utterance for one in found if not isinstance(one, Dropped)]
+    utterances, failures = _listed(source)
+    recordings = len(utterances) + len(failures)
     form = format or "json"
-    targets = {utterance.id: output / f"{utterance.id}{outputs.ending(form)}" for utterance in utterances}
+    targets = {utterance.id: output / outputs.named(utterance.id, form) for utterance in utterances}
     outputs.refuse_same(targets)
     outputs.refuse_texts({Path(one.audio_filepath): targets[one.id] for one in utterances})
     if targets:
@@ -145,9 +159,23 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
         outputs.write(aligned, utterance.audio_filepath, form, targets[utterance.id])
     for line in failures:
         print(f"imputer: {line}", file=sys.stderr)
-    print(f"{len(found) - len(failures)} of {count(len(found), 'recording')} aligned, written to {output}")
+    print(f"{recordings - len(failures)} of {count(recordings, 'recording')} aligned, written to {output}")
     if failures:
         sys.exit(1)
+
+
+def _listed(source: Path) -> tuple[list["Utterance"], list[str]]:
+    """The recordings of a folder, table or manifest with their texts as written, and what is wrong with the others."""
+    from imputer.corpora.common import Dropped, Options
+    from imputer.corpora.folder import folder
+    from imputer.data.manifest import Manifest
+
+    if source.suffix.lower() == ".jsonl" and not source.is_dir():
+        manifest = Manifest(source, strict=False)
+        return list(manifest), list(manifest.problems)
+    found = list(folder(source, Options(text="keep")))
+    failures = [f"{one.item}: {one.reason}" for one in found if isinstance(one, Dropped)]
+    return [one.utterance for one in found if not isinstance(one, Dropped)], failures
 
 
 def _align_corpus(

@@ -1,5 +1,6 @@
 """What commands that write transcripts share: the format of a file by its ending, and one file per recording."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,12 @@ else:
     Format = Literal[tuple(FORMATS)]  # the choices of --format
 ENDINGS = {".TextGrid" if name == "textgrid" else f".{name}": name for name in FORMATS}
 _LOWER = {ending.lower(): format for ending, format in ENDINGS.items()}
+
+
+def names_folder(output: str) -> bool:
+    """Whether ``output`` is a folder for transcripts: it exists as one, ends with a /, or has no ending."""
+    path = Path(output)
+    return path.is_dir() or output.endswith(("/", os.sep)) or not (path.is_file() or path.suffix)
 
 
 def names_format(path: Path) -> bool:
@@ -43,6 +50,11 @@ def transcript_of(recording: Path, format: Format) -> Path:
     """a.flac -> a.srt; a name without the ending of an audio file is kept whole."""
     stem = recording.with_suffix("") if is_audio(recording) else recording
     return stem.with_name(stem.name + ending(format))
+
+
+def named(identifier: str, format: Format) -> str:
+    """The name of the file of an utterance; an id may hold what a name may not."""
+    return "".join(c if c.isprintable() and c not in "/\\" else "-" for c in identifier) + ending(format)
 
 
 def write(transcript: Transcript, name: str, format: Format, path: Path | None, *, head: str = "") -> None:

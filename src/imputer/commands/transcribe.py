@@ -174,7 +174,7 @@ def _targets(
     named_as_folder = path.is_dir() or output.endswith(("/", os.sep))
     if len(sources) > 1 and not named_as_folder and (path.is_file() or outputs.names_format(path)):
         raise UsageError(f"--output {path} is a file, but {len(sources)} recordings need a folder")
-    if len(sources) == 1 and not named_as_folder and (path.is_file() or path.suffix):
+    if len(sources) == 1 and not outputs.names_folder(output):
         if isinstance(sources[0].audio, str | Path) and path.is_file() and path.samefile(sources[0].audio):
             raise UsageError(f"--output {path} is the recording itself")
         return {sources[0]: path}, outputs.format_of(path, format, "txt")
