@@ -65,6 +65,8 @@ def test_mistyped_options_and_commands_are_corrected() -> None:
         (("trancribe", "a.wav"), 'Did you mean "transcribe"?'),
         (("train", "--config", "small", "--outptu", "x"), "did you mean --output?"),
         (("train", "--config", "small", "--training.stesp", "3"), "did you mean training.steps?"),
+        (("train", "--confg", "small"), "Did you mean --config instead of --confg?"),
+        (("--verison",), "Did you mean --version?"),
     ):
         refused = imputer(*words, check=False)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1

@@ -1,12 +1,13 @@
 """The program ``imputer``: one command per file in ``imputer.commands``, imported only when it is called."""
 
+import difflib
 import errno
 import os
 import sys
 import warnings
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError
 
 from imputer import __version__
 from imputer.errors import ImputerError
@@ -46,6 +47,20 @@ def explain(words: list[str]) -> None:
         app[called].help = None
 
 
+def correction(error: CycloptsError, words: list[str]) -> str:
+    """What was meant, where cyclopts does not say it: options before a command, and those that `train` collects."""
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if isinstance(error, UnknownCommandError) and given[:1] == words[:1]:
+        known = [name for name in app if name.startswith("--")]
+        close = difflib.get_close_matches(given[0], known, n=1)
+        return f" Did you mean {close[0]}?" if close else ""
+    if isinstance(error, MissingArgumentError) and error.argument and "Did you mean" not in str(error):
+        missing = error.argument.name
+        close = difflib.get_close_matches(missing, given, n=1)
+        return f" Did you mean {missing} instead of {close[0]}?" if close else ""
+    return ""
+
+
 def show_our_warnings_plainly() -> None:
     """A warning of this package is one line on stderr; others look as Python shows them."""
     usual = warnings.showwarning
@@ -67,10 +82,8 @@ def main() -> NoReturn:
         app(sys.argv[1:], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         called = next((word for word in sys.argv[1:] if word in COMMANDS), "")
-        print(
-            f"imputer: {' '.join(str(error).split())} (imputer {called} --help)".replace("  ", " "),
-            file=sys.stderr,
-        )
+        said = f"imputer: {' '.join(str(error).split())}{correction(error, sys.argv[1:])} (imputer {called} --help)"
+        print(said.replace("  ", " "), file=sys.stderr)
         sys.exit(2)
     except ImputerError as error:
         print(f"imputer: {error}", file=sys.stderr)
