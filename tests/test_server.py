@@ -321,6 +321,29 @@ def test_containers_of_browsers_and_phones(address, container, codec):
     assert ask(address, content).status_code == 200
 
 
+@pytest.mark.filterwarnings("ignore::imputer.audio.limits.AudioWarning")
+@pytest.mark.parametrize(("container", "codec"), [("webm", "libopus"), ("mp3", "libmp3lame")])
+def test_an_answer_says_that_the_end_of_the_audio_is_missing(address, monkeypatch, container, codec):
+    whole = packed(container, codec, tones.speak(TEXT, 500)[0])
+    if container == "mp3":  # no header that says how long it is
+        whole = whole.replace(b"Xing", bytes(4)).replace(b"Info", bytes(4))
+    cut, warning = whole[: int(len(whole) * 0.8)], "the end of the audio is missing"
+    for response_format in ("json", "verbose_json", "text", "srt"):
+        told = ask(address, cut, response_format=response_format)
+        assert told.status_code == 200 and told.headers["x-imputer-warning"] == warning
+        if "json" in response_format:
+            assert told.json()["warnings"] == [warning]
+    stream = ask(address, cut, stream="true").text
+    assert f'"warnings":["{warning}"]' in stream.partition("event: transcript.text.done")[2]
+    assert ask(address, cut, "/v1/imputations").json()["warnings"] == [warning]
+    told = ask(address, whole)
+    assert "x-imputer-warning" not in told.headers and "warnings" not in told.json()
+    warned = []
+    parts = uploads.blocks(io.BytesIO(cut), "a", sample_rate=tones.RATE, max_seconds=9.0, warn=warned.append)
+    np.testing.assert_array_equal(np.concatenate(list(parts)), decoded(cut, max_seconds=9.0))
+    assert warned == [warning]
+
+
 def test_long_recording_is_joined(address):
     text, samples = long_speech()
     assert ask(address, wav(samples)).json()["text"] == text

@@ -14,8 +14,11 @@ from imputer.transcripts import Token, Transcript, Word
 END = b"data: [DONE]\n\n"
 
 
-def answer(request: TranscriptionRequest, transcript: Transcript, name: str) -> tuple[str, str]:
+def answer(
+    request: TranscriptionRequest, transcript: Transcript, name: str, warnings: Sequence[str] = ()
+) -> tuple[str, str]:
     """Body and content type of an answer that is not streamed."""
+    noted = {"warnings": list(warnings)} if warnings else {}
     if request.response_format == "text":
         return transcripts.txt(transcript, name), "text/plain; charset=utf-8"
     if request.response_format == "srt":
@@ -23,12 +26,12 @@ def answer(request: TranscriptionRequest, transcript: Transcript, name: str) -> 
     if request.response_format == "vtt":
         return transcripts.vtt(transcript, name), "text/vtt; charset=utf-8"
     if request.response_format == "verbose_json":
-        return dumps(verbose(request, transcript)), "application/json"
+        return dumps(verbose(request, transcript) | noted), "application/json"
     body: dict[str, Any] = {"text": transcript.text, "usage": _usage(transcript)}
     body |= _times(request, transcript)
     if request.logprobs:
         body["logprobs"] = logprobs(transcript.tokens)
-    return dumps(body), "application/json"
+    return dumps(body | noted), "application/json"
 
 
 def verbose(request: TranscriptionRequest, transcript: Transcript) -> dict[str, Any]:
@@ -111,9 +114,11 @@ def error_event(failure: Failure) -> bytes:
     return f"event: error\ndata: {dumps(failure.envelope())}\n\n".encode()
 
 
-def done_event(request: TranscriptionRequest, transcript: Transcript) -> bytes:
+def done_event(request: TranscriptionRequest, transcript: Transcript, warnings: Sequence[str] = ()) -> bytes:
     """The last event of a stream: all of the text, and what was asked for beside it."""
     more = _times(request, transcript)
+    if warnings:
+        more["warnings"] = list(warnings)
     if request.logprobs:
         more["logprobs"] = logprobs(transcript.tokens)
     return event("transcript.text.done", text=transcript.text, usage=_token_usage(transcript), **more)

@@ -69,8 +69,9 @@ def _add_work(app: FastAPI, service: Service) -> None:
             return streams.response(streams.transcription(service, parsed, job, queue))
         service.begin(job)
         transcript = await service.transcript(job, await until(request, job.done))
-        body, kind = await service.offload(answers.answer, parsed, transcript, name)
-        return Response(body, media_type=kind)
+        body, kind = await service.offload(answers.answer, parsed, transcript, name, job.warnings)
+        headers = {"x-imputer-warning": "; ".join(job.warnings)} if job.warnings else {}
+        return Response(body, media_type=kind, headers=headers)
 
     @app.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
@@ -89,6 +90,8 @@ def _add_work(app: FastAPI, service: Service) -> None:
         await until(request, job.admitted)
         assert job.waveform is not None
         outline = imputations.outline(recognizer, parsed, name, job.waveform)
+        if job.warnings:
+            outline["warnings"] = job.warnings
         if queue is not None:
             return streams.response(streams.imputation(service, parsed, outline, job, queue))
         drawing = service.offload(pictures, job.waveform, recognizer.sample_rate)

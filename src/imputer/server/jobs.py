@@ -27,6 +27,7 @@ class Job:
     open: Callable[["Job"], Iterator[np.ndarray]]  # decodes the upload, block by block
     close: Callable[[], None] = lambda: None  # frees the upload
     live: bool = False  # of a live session: it has no end, and takes no place of uploads
+    warnings: list[str] = field(default_factory=list)  # what is missing in the upload
     watch: Callable[[int, int, list[int], list[float]], None] | None = None  # in the event loop, every pass
     on_window: Callable[[int, Decoded], None] | None = None  # in the event loop, every complete window
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

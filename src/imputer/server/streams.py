@@ -62,7 +62,7 @@ async def transcription(
     text, tokens = settled.rest()
     if text:
         yield answers.delta_event(parsed, text, tokens)
-    yield answers.done_event(parsed, transcript)
+    yield answers.done_event(parsed, transcript, job.warnings)
     yield answers.END
 
 
