@@ -14,7 +14,7 @@ import soundfile
 
 from imputer import audio
 from imputer.audio import reader
-from imputer.errors import ImputerError
+from imputer.errors import ImputerError, UsageError
 
 RATE = 16000
 
@@ -119,6 +119,17 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path, kind: str, kept: float)
         audio.read(path)
     with pytest.raises(ImputerError, match=r"a\.audio"):
         audio.info(path, check=True)
+
+
+def test_a_stream_of_text_is_told_to_be_opened_as_bytes(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.wav", speechlike(), "WAV")
+    with (
+        path.open(encoding="latin-1") as text,
+        pytest.raises(UsageError, match=r"a\.wav: audio is bytes.*mode 'rb'"),
+    ):
+        audio.read(text)
+    with pytest.raises(UsageError, match="the audio stream: audio is bytes"):
+        audio.read(io.StringIO("RIFF"))
 
 
 def test_a_stream_header_without_length_is_no_damage(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def _name(source: Source) -> str:
 def _file(source: Source, name: str) -> Any:
     """A real file, open at its start; streams and pipes are copied to one."""
     if not isinstance(source, str | Path):
-        return _copied(source)
+        return _copied(source, name)
     path = str(source)
     try:
         mode = os.stat(path).st_mode
@@ -234,7 +234,7 @@ def _file(source: Source, name: str) -> Any:
             raise AudioError(f"{name} is a folder, not an audio file")
         if stat.S_ISFIFO(mode):
             with open(path, "rb") as pipe:
-                return _copied(pipe)
+                return _copied(pipe, name)
         if not stat.S_ISREG(mode):
             raise AudioError(f"{name} is not a regular file")
         return open(path, "rb", buffering=0)
@@ -252,12 +252,14 @@ class NoSuchFile(UsageError):
     """The file does not exist."""
 
 
-def _copied(stream: BinaryIO) -> Any:
+def _copied(stream: BinaryIO, name: str) -> Any:
     """A stream, copied to an unnamed temporary file."""
     copy = tempfile.TemporaryFile(prefix="imputer-", buffering=0)  # noqa: SIM115
     try:
         with suppress(OSError, AttributeError, ValueError):  # a pipe has no start to go back to
             stream.seek(0)
+        if not isinstance(stream.read(0), bytes):
+            raise UsageError(f"{name}: audio is bytes, and this gives text; open it with mode 'rb'")
         shutil.copyfileobj(stream, copy, 1 << 20)
         copy.seek(0)
     except BaseException:

@@ -24,9 +24,10 @@ NETWORK = ("model.py", "vocabulary.py", "features.py", "frontends", "audio", "da
 OBJECTIVES = ("alignments.py", "lattice", "objectives.py", "masking.py", "rollin.py", "aligner/corpus.py")
 TRAINING = (*NETWORK, *OBJECTIVES, "training", "configs/schema.py")
 DECODING = (*NETWORK, "alignments.py", "strategies.py", "decoding.py")
-# Files of these folders that change no outcome of an experiment: they open recordings, store checkpoints, validate and
-# fine-tune.
+# Files of these folders that change no outcome of an experiment: they tell which recordings can be opened, store
+# checkpoints, validate and fine-tune.
 ASIDE = {
+    *(f"audio/{name}.py" for name in ("completeness", "containers", "endings", "limits", "media")),
     *("data/recordings.py", "training/checkpoints.py", "training/run_folder.py"),
     *("training/validating.py", "training/finetuning.py"),
 }

@@ -305,7 +305,7 @@ def warnings(settings: configs.Config) -> list[str]:
     epochs = training.steps * training.batches_per_step * settings.data.batch_seconds / max(1.0, 3600 * hours)
     return [
         f"{hours:.2f} h of speech is too little to train from scratch ({training.steps} steps read it {epochs:.1f} "
-        "times; a model learns the recordings by heart). Fine-tune a model instead: "
+        "times, and a model memorises them instead of learning to recognise others). Fine-tune a model instead: "
         "imputer finetune english RECORDINGS -o my-model"
     ]
 
