@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
+import av
 import httpx
 import numpy as np
 import soundfile
@@ -177,3 +178,16 @@ class Program:
         assert self.process.returncode == 0, errors
         assert "Traceback" not in errors, errors
         return errors
+
+
+def packed(container, codec, samples, rate=48_000):
+    """Samples at 16 kHz in a container that libsndfile does not know."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=rate, layout="mono")
+        resampler = av.AudioResampler(stream.format, "mono", rate, frame_size=stream.codec_context.frame_size)
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.rate = tones.RATE
+        for part in (*resampler.resample(frame), *resampler.resample(None), None):
+            output.mux(stream.encode(part))
+    return buffer.getvalue()

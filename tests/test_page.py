@@ -24,7 +24,7 @@ import tones
 from imputer import transcripts
 from imputer.recognizer import Recognizer
 from imputer.server.launch import listen
-from serving import TEXT, serving, wav
+from serving import TEXT, packed, serving, wav
 
 pytestmark = pytest.mark.browser
 
@@ -292,6 +292,17 @@ def test_passes_are_shown_as_they_happen(page, server, folder):
         assert words(page), "some of the text can be read before the last pass"
     shown(page)
     assert words(page) == TEXT.split() and page.is_hidden("#cancel")
+
+
+def test_what_is_missing_in_an_upload_is_said(page):
+    whole = packed("webm", "libopus", tones.speak(TEXT, 500)[0])
+    choose(page, whole[: int(len(whole) * 0.8)], "cut.webm")
+    shown(page)
+    missing = "the end of the audio is missing"
+    assert missing in page.inner_text("#facts") and missing in page.inner_text("#status")
+    choose(page)
+    shown(page)
+    assert missing not in page.inner_text("#facts")
 
 
 def test_passes_of_a_long_recording_are_shown_window_by_window(page, server):

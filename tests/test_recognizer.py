@@ -545,10 +545,25 @@ def test_a_recording_that_breaks_half_way(listener, tmp_path):
     assert isinstance(found[0], ImputerError) and "long.flac" in str(found[0]) and found[1].text == "ba"
 
 
-@pytest.mark.parametrize("rate", [0, -16_000, float("nan"), float("inf"), "16000", True])
+# A rate of 1 made a second of sound out of every sample: the call did not end.
+@pytest.mark.parametrize("rate", [0, -16_000, 1, 999, 384_001, float("nan"), float("inf"), "16000", True])
 def test_bad_sample_rates(listener, rate):
     with pytest.raises(UsageError, match="sample_rate"):
         listener.transcribe(np.zeros(16_000, np.float32), sample_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        (np.zeros((0, 2), np.float32), r"the audio is empty \(0 samples\)"),
+        (np.zeros((2, 0), np.float32), r"the audio is empty \(0 samples\)"),
+        (torch.zeros(16_000).to_sparse(), r"samples must be a plain tensor, got one of torch\.sparse_coo"),
+        (torch.zeros(16_000, device="meta"), "samples must be a plain tensor, got one of device meta"),
+    ],
+)
+def test_samples_that_are_none(listener, samples, says):
+    with pytest.raises(ImputerError, match=says):
+        listener.transcribe(samples)
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cpu:x", "hpu", "meta"])

@@ -185,6 +185,10 @@ def test_every_strategy(run, model, folder, strategy):
     assert run(folder / "a.wav", "--model", model, "--strategy", strategy)[1] == TEXTS["a.wav"] + "\n"
 
 
+def test_no_id_makes_a_file_that_folders_hide():
+    assert outputs.named("..a.b", "txt") == "--a.b.txt" and outputs.named("../a", "srt") == "---a.srt"
+
+
 def test_endings_name_every_format():
     assert list(outputs.ENDINGS) == [".txt", ".json", ".srt", ".vtt", ".ctm", ".TextGrid"]
     for ending, name in outputs.ENDINGS.items():

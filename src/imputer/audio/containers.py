@@ -6,12 +6,14 @@ names do not decide how a file is read.
 
 import io
 import os
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
 import soundfile
 
 from imputer.audio import completeness
+from imputer.audio.endings import HEADERLESS
 from imputer.audio.limits import AudioError, Limits
 from imputer.audio.media import Media, demuxer
 
@@ -23,6 +25,11 @@ MALFORMED = 3
 
 # Its messages that mean its own state, not the file: found in files that are open, with headers that are damaged.
 MISLEADING = ("File does not exist", "Internal")
+
+HEADERLESS_HINT = (
+    "; samples without a header do not say how to read them: write them as WAV with the program that made them, "
+    "or with `ffmpeg -f s16le -ar 16000 -ac 1 -i a.raw a.wav` if they are 16-bit, 16 kHz and mono"
+)
 
 # Decoding that starts in the middle of a file of these kinds needs a run-up, in samples.
 PREROLL = {"MP3": 10 * 1152}
@@ -82,7 +89,8 @@ def _open_sound_file(stream: BinaryIO, name: str, start: bytes, limits: Limits) 
         known = demuxer(start)
         if known in ("", "flac") or getattr(error, "code", 0) == MALFORMED:
             reason = "damaged" if getattr(error, "code", 0) == MALFORMED else "unsupported"
-            raise AudioError(f"{name}: not readable as audio ({plain(error)})", reason) from error  # type: ignore[arg-type]
+            hint = HEADERLESS_HINT if Path(name).suffix.lower() in HEADERLESS else ""
+            raise AudioError(f"{name}: not readable as audio ({plain(error)}){hint}", reason) from error  # type: ignore[arg-type]
         return Media(stream, name, known, limits)
     if opened.frames > MOST_FRAMES or (opened.format == "MP3" and not completeness.mpeg_promise(stream)[0]):
         opened.close()  # libsndfile has no length, or guesses it

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+HEADERLESS = (".pcm", ".raw")  # cannot be read, and are listed so that they are reported
+
 AUDIO_ENDINGS = frozenset(
     {
         *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"),
@@ -12,8 +14,7 @@ AUDIO_ENDINGS = frozenset(
         *(".mp2", ".spx", ".tta", ".weba", ".wma", ".wv"),
         *(".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4"),
         *(".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
-        # Samples without a header cannot be read; they are listed so that they are reported.
-        *(".pcm", ".raw"),
+        *HEADERLESS,
     }
 )
 

@@ -1,6 +1,7 @@
 """What an audio file may cost, and what is wrong with one."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,9 @@ class AudioError(ImputerError):
         self.reason: Reason = reason
 
 
+MISSING_END = "the end of the audio is missing"
+
+
 class AudioWarning(UserWarning):
     """Audio that is used although something is missing."""
 
@@ -35,11 +39,22 @@ class Limits:
     rate: int = RATES[1]
     channels: int = CHANNELS
     check: Callable[[], None] | None = None  # called before every block; raises to stop
+    warn: Callable[[str], None] | None = (
+        None  # told what is missing in audio that is used; None is an AudioWarning
+    )
 
     def tick(self) -> None:
         """Stop here if reading has been cancelled."""
         if self.check is not None:
             self.check()
+
+    def missing_end(self, name: str, seconds: float | None = None) -> None:
+        """Say that a file ends early, for formats that are often cut off and still usable."""
+        if self.warn is not None:
+            self.warn(MISSING_END)
+            return
+        there = "" if seconds is None else f"; {seconds:.1f} s can be read"
+        warnings.warn(f"{name}: {MISSING_END}{there}", AudioWarning, stacklevel=2)
 
     def admit(self, name: str, rate: int, channels: int, seconds: float) -> None:
         """Refuse audio over the limits, by its header or by its decoded length."""

@@ -4,7 +4,6 @@ av holds ffmpeg's libraries. The demuxer is named, not guessed: a guess could ta
 what that lists. Memory is that of the slice being read, whatever the length of the file.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from imputer.audio.completeness import matroska_is_whole, mpeg_is_whole
-from imputer.audio.limits import AudioError, AudioWarning, Limits
+from imputer.audio.limits import AudioError, Limits
 
 # (offset, the bytes there) -> the demuxer
 SIGNATURES = {
@@ -121,7 +120,7 @@ class Media:
             )
         check = IS_WHOLE.get(self.demuxer)
         if check is not None and not check(self.stream):
-            warn_of_missing_end(self.name, seconds)
+            self.limits.missing_end(self.name, seconds)
         return seconds
 
     def _restart(self) -> None:
@@ -157,7 +156,7 @@ class Media:
         except (av.FFmpegError, ValueError) as error:
             raise AudioError(f"{self.name}: the audio is damaged ({_plain(error)})", "damaged") from error
         if damage is not None:
-            warn_of_missing_end(self.name, None)
+            self.limits.missing_end(self.name)
 
     def slice(self, start: int, count: int) -> np.ndarray:
         """(sample, channel) from sample ``start`` on; fewer than ``count`` where the audio ends."""
@@ -179,12 +178,6 @@ class Media:
         if self.container is not None:
             self.container.close()
             self.container = None
-
-
-def warn_of_missing_end(name: str, seconds: float | None) -> None:
-    """Warn that a file ends early, for formats that are often cut off and still usable."""
-    there = "" if seconds is None else f"; {seconds:.1f} s can be read"
-    warnings.warn(f"{name}: the end of the audio is missing{there}", AudioWarning, stacklevel=2)
 
 
 def _plain(error: Exception) -> str:

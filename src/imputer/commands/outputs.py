@@ -54,7 +54,9 @@ def transcript_of(recording: Path, format: Format) -> Path:
 
 def named(identifier: str, format: Format) -> str:
     """The name of the file of an utterance; an id may hold what a name may not."""
-    return "".join(c if c.isprintable() and c not in "/\\" else "-" for c in identifier) + ending(format)
+    plain = "".join(c if c.isprintable() and c not in "/\\" else "-" for c in identifier)
+    hidden = len(plain) - len(plain.lstrip("."))
+    return "-" * hidden + plain[hidden:] + ending(format)
 
 
 def write(transcript: Transcript, name: str, format: Format, path: Path | None, *, head: str = "") -> None:

@@ -51,18 +51,23 @@ def open_recording(source: Audio, stack: ExitStack, given_rate: int | None, samp
 
 
 def check_rate(sample_rate: int | None) -> None:
-    """Refuse a sample rate that is not a positive number."""
+    """Refuse a sample rate that is not a number, or that no sound has."""
     if sample_rate is None:
         return
     if isinstance(sample_rate, bool) or not isinstance(sample_rate, int | float | np.number):
         raise UsageError(f"sample_rate is a number of samples per second, got {sample_rate!r}")
-    if not 0 < sample_rate < math.inf:
-        raise UsageError(f"sample_rate is a number of samples per second, more than 0, got {sample_rate}")
+    if not audio.RATES[0] <= sample_rate <= audio.RATES[1]:
+        raise UsageError(
+            f"sample_rate is a number of samples per second, {audio.RATES[0]} to {audio.RATES[1]}, got {sample_rate}"
+        )
 
 
 def mono(wave: Waveform) -> np.ndarray:
     """(samples,) or (samples, channels), whole numbers or floats -> (samples,) float32 in [-1, 1]."""
     if isinstance(wave, Tensor):
+        if wave.layout != torch.strided or wave.is_meta:
+            kind = "device meta" if wave.is_meta else str(wave.layout)
+            raise UsageError(f"samples must be a plain tensor, got one of {kind}; give its values")
         wave = wave.detach().cpu()
         array = (wave.to(torch.float32) if wave.is_floating_point() else wave).numpy()
     else:
@@ -76,7 +81,7 @@ def mono(wave: Waveform) -> np.ndarray:
     elif not np.issubdtype(array.dtype, np.floating):
         raise UsageError(f"samples must be numbers, got an array of dtype {array.dtype}")
     if array.ndim == 2:
-        array = array.mean(1 if array.shape[0] >= array.shape[1] else 0)
+        array = array.mean(1 if array.shape[0] >= array.shape[1] else 0) if array.size else array.reshape(0)
     peak = float(np.abs(array).max()) if array.size else 0.0
     if not math.isfinite(peak):
         raise ImputerError("the samples hold a value that is not finite")

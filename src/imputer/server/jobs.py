@@ -73,6 +73,11 @@ class Job:
         except RuntimeError:
             self.cancelled = True
 
+    def warn(self, message: str) -> None:
+        """Note what is missing, once: a file may be looked at twice."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+
     def admit(self) -> None:
         self.tell(_set_result, self.admitted, None)
 

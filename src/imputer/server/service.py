@@ -148,7 +148,7 @@ class Service:
                 sample_rate=recognizer.sample_rate,
                 max_seconds=min(limit, settings.max_seconds),
                 check=lambda: self.decoders.check(job),
-                warn=job.warnings.append,
+                warn=job.warn,
             )
 
         job = Job(parsed.model, parsed.options, recognizer.sample_rate, blocks, file.file.close)

@@ -12,7 +12,6 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from imputer.audio import AudioError, Limits, Reader
-from imputer.audio.media import IS_WHOLE
 from imputer.server.failures import Failure
 
 FORM_FIELDS, FORM_FIELD_BYTES = 128, 1 << 14
@@ -20,7 +19,6 @@ RATE, CHANNELS = 192_000, 8  # the limits
 SAMPLES_PER_SECOND = (
     2 * 48_000
 )  # of all channels, per second of the longest recording: what decoding may cost
-MISSING_END = "the end of the audio is missing"
 REASONS = {
     "empty": (400, "empty_audio"),
     "unsupported": (415, "unsupported_format"),
@@ -93,28 +91,14 @@ def blocks(
     that is used all the same.
     """
     _check_start(file, name)
-    limits = Limits(max_seconds, SAMPLES_PER_SECOND * max_seconds, RATE, CHANNELS, check)
+    limits = Limits(max_seconds, SAMPLES_PER_SECOND * max_seconds, RATE, CHANNELS, check, warn)
     try:
         with Reader(file, name=name, limits=limits) as reader:
-            if warn is not None and not _is_whole(reader):
-                warn(MISSING_END)
             yield from reader.blocks(sample_rate)
     except AudioError as error:
         status, code = REASONS.get(error.reason, (400, "invalid_audio"))
         hint = "; send WAV, FLAC, MP3, Ogg, AIFF, M4A or WebM" if status == 415 else ""
         raise Failure(status, f"{error}{hint}", code=code, param="file") from error
-
-
-def _is_whole(reader: Reader) -> bool:
-    """Whether nothing is missing at the end of WebM, or of MP3 without a length: they are read as far as they go."""
-    check = IS_WHOLE.get(getattr(reader.opened, "demuxer", ""))
-    if check is None:
-        return True
-    position = reader.file.tell()  # the decoder reads on from there
-    try:
-        return check(reader.file)
-    finally:
-        reader.file.seek(position)
 
 
 def _check_start(file: BinaryIO, name: str) -> None:

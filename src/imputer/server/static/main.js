@@ -301,7 +301,8 @@ function showDone() {
   $("take").hidden = $("as-text").hidden = false;
   showFacts();
   showComparison();
-  say(`Done: ${count(imputation.finalWords.length, "word")} in ${count(imputation.passCount, "pass", "passes")}.`);
+  const done = `Done: ${count(imputation.finalWords.length, "word")} in ${count(imputation.passCount, "pass", "passes")}`;
+  say(`${[done, ...(imputation.warnings ?? [])].join("; ")}.`);
 }
 
 function showFacts() {
@@ -309,6 +310,7 @@ function showFacts() {
   const parts = [clock(seconds), settings.label(sent)];
   if (done) parts.splice(1, 0, count(finalWords.length, "word"), count(imputation.passCount, "pass", "passes"));
   else if (!request) parts.push(`incomplete: ${filledNow} of ${frames} frames filled`);
+  parts.push(...(imputation.warnings ?? []));
   $("facts").textContent = parts.join(" · ");
 }
 
