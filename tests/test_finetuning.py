@@ -231,7 +231,7 @@ def test_weights_move_part_of_the_way_and_all_else_stays(expert: Path, tmp_path:
     assert (output / models.LANGUAGE_MODEL).read_bytes() == b"some bytes"
 
 
-def test_of_a_model_with_an_encoder_only_that_moves(tmp_path: Path) -> None:
+def test_the_layers_above_an_encoder_move_less(tmp_path: Path) -> None:
     vocabulary = Vocabulary.train(["abc"], size=4, units="characters")
     shape = configs.Model(width=32, layers=1, heads=2, filter_size=32)
     model = Imputer(shape, configs.FrontEnd(name="trainable_moonshine", stack=3), vocabulary.size)
@@ -242,8 +242,16 @@ def test_of_a_model_with_an_encoder_only_that_moves(tmp_path: Path) -> None:
     finetuning.write_between(tmp_path / "start", tmp_path / "end", tmp_path / "output")
     first, moved = (load_file(tmp_path / name / models.WEIGHTS) for name in ("start", "output"))
     for name, _ in model.named_parameters():
-        distance = finetuning.KEPT if name.startswith("front_end.encoder.") else 0.0
+        distance = finetuning.KEPT if name.startswith("front_end.encoder.") else finetuning.KEPT_ABOVE
         assert torch.allclose(moved[name], first[name] + distance, atol=1e-5), name
+
+
+@pytest.mark.parametrize(("front_end", "altered"), [("filterbank_convolution", True), ("letters", False)])
+def test_sound_is_altered_where_training_reads_sound(front_end: str, altered: bool, tmp_path: Path) -> None:
+    settings = finetuning.small_data_settings(
+        configs.Model(width=32, heads=2), configs.FrontEnd(name=front_end), tmp_path, tmp_path, 60.0
+    )
+    assert bool(settings.augmentation.of_sound) is altered and settings.augmentation.spec_augment
 
 
 def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(
@@ -262,7 +270,7 @@ def test_the_command_takes_a_manifest_and_says_when_it_cannot_tell(
     wanted = (
         r"^\d+ recordings to train on, 0\.\d minutes; \d+ recordings held out \(split by recording\)",
         r"^word error rate before: [\d.]+ %$",
-        r"^training; the rates on the way .* 50 % will be kept",
+        r"^training; the rates on the way .* will be kept: 50 %",
         r"^step 0: WER [\d.]+ %, CER [\d.]+ % in 1 pass; WER [\d.]+ %, CER [\d.]+ % in 8 passes",
         r"^word error rate after: [\d.]+ %$",
     )
