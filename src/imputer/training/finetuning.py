@@ -225,8 +225,18 @@ def small_data_settings(
             checkpoint_every=every,
             keep_checkpoints=2,
             log_every=10,
+            bf16=computes_bfloat16(),
         ),
     )
+
+
+def computes_bfloat16() -> bool:
+    """Whether this machine has instructions for bfloat16, which makes training about twice as fast."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch cannot tell
+        return False
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
 
 
 def readable(recordings: Path, vocabulary: Vocabulary, folder: Path) -> Iterator[Utterance]:
