@@ -1,6 +1,6 @@
 """Reading, writing and altering sound."""
 
-from imputer.audio.limits import RATES, AudioError, AudioWarning, Limits
+from imputer.audio.limits import AudioError, AudioWarning, Limits
 from imputer.audio.reader import (
     OPEN_FILES,
     SAMPLE_RATE,
@@ -15,7 +15,6 @@ from imputer.audio.reader import (
 
 __all__ = [
     "OPEN_FILES",
-    "RATES",
     "SAMPLE_RATE",
     "SECONDS_OF_GRACE",
     "AudioError",

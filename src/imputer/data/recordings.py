@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from imputer import audio
+from imputer.audio.limits import RATES
 from imputer.data.manifest import Utterance
 from imputer.errors import ImputerError, UsageError
 
@@ -56,9 +57,9 @@ def check_rate(sample_rate: int | None) -> None:
         return
     if isinstance(sample_rate, bool) or not isinstance(sample_rate, int | float | np.number):
         raise UsageError(f"sample_rate is a number of samples per second, got {sample_rate!r}")
-    if not audio.RATES[0] <= sample_rate <= audio.RATES[1]:
+    if not RATES[0] <= sample_rate <= RATES[1]:
         raise UsageError(
-            f"sample_rate is a number of samples per second, {audio.RATES[0]} to {audio.RATES[1]}, got {sample_rate}"
+            f"sample_rate is a number of samples per second, {RATES[0]} to {RATES[1]}, got {sample_rate}"
         )
 
 
