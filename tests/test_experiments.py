@@ -410,6 +410,23 @@ def test_seeds_are_added_where_the_first_were_not_trained(
     assert Result.read(tmp_path / "results" / "table2.json").rows["CTC"]["words"] == one.rows["CTC"]["words"]
 
 
+def test_a_model_that_was_trained_elsewhere_counts_once(place: Path) -> None:
+    """With --seeds 3 it was three trainings without any variation: every difference to it was settled."""
+    lab = Lab(SMALL(place / "runs"), place / "runs", (0, 1, 2))
+    row = lab.row("a", lambda _: Trained(place / "models" / "ctc", 0), way(1))
+    assert row["trained"] == ["ctc"] and len(row["words"]) == 1
+
+
+def test_other_weights_in_the_same_folder_are_decoded_anew(place: Path, tmp_path: Path) -> None:
+    lab = Lab(SMALL(place / "runs"), place / "runs")
+    for kind in ("ctc", "dp"):  # dp takes the place of ctc
+        shutil.copytree(place / "models" / kind / "model", tmp_path / "run" / "model", dirs_exist_ok=True)
+        row = lab.row("a", lambda _: Trained(tmp_path / "run", 0), way(1))
+        wanted = lab.row("a", lambda _, kind=kind: Trained(place / "models" / kind, 0), way(1))  # type: ignore[misc]
+        assert row["characters"] == wanted["characters"]
+    assert len(list((tmp_path / "run" / "decoded").glob("*.json"))) == 2
+
+
 def test_dropout_of_an_imputer_is_not_that_of_its_expert(place: Path) -> None:
     """The rows of letters_ablation change one thing: all rows learn from the same expert."""
     trained = result(place, "letters_ablation")["provenance"]["trainings"]
@@ -454,6 +471,7 @@ def test_verdicts_follow_the_interval() -> None:
         left,
         holds,
     ]
+    assert claims.expects(found(-0.008, -0.001), -1) == fails  # significant, and too small to count
     assert [claims.no_better(one) for one in (lower, higher, even, wide)] == [fails, holds, holds, left]
     assert [claims.alike(one, 0.05) for one in (lower, higher, even, wide)] == [fails, fails, holds, left]
     alone = [
@@ -465,7 +483,9 @@ def test_verdicts_follow_the_interval() -> None:
         lambda one: claims.alike(one, 0.05),
     ):
         assert {verdict(one) for one in alone} == {left}
-    assert claims.expects(replace(lower, seeds=1, paired=True), -1) == holds  # one model, decoded in two ways
+    once = replace(lower, seeds=1, paired=True)  # one model, decoded in two ways
+    assert claims.expects(once, -1) == holds
+    assert [claims.alone(one) for one in (lower, once, alone[0])] == ["", ", one training", ", one seed"]
 
 
 # --- migration

@@ -9,7 +9,9 @@ from imputer.evaluation.trials import Trials
 SPEAKERS, UTTERANCES, WORDS = 20, 10, 15
 
 
-def simulated(random: np.random.Generator, seeds: int, gain: float) -> tuple[Trials, Trials]:
+def simulated(
+    random: np.random.Generator, seeds: int, gain: float, luck: tuple[float, float] = (0.1, 0.1)
+) -> tuple[Trials, Trials]:
     """Two models on the same speakers; speakers and utterances differ in difficulty, trainings in luck."""
     names = np.repeat([f"s{n}" for n in range(SPEAKERS)], UTTERANCES).tolist()
     lengths = random.integers(5, 2 * WORDS, len(names)).astype(float)
@@ -18,9 +20,9 @@ def simulated(random: np.random.Generator, seeds: int, gain: float) -> tuple[Tri
         random.normal(0, 0.05, SPEAKERS), UTTERANCES
     )  # what one model finds harder than the other
     found = []
-    for level, taste in ((0.30, -tastes), (0.30 + gain, tastes)):
-        luck = random.normal(0, 0.1, (seeds, 1))
-        chance = np.clip(level * np.exp(luck + hard + taste), 0, 1)  # (seed, utterance)
+    for level, taste, spread in ((0.30, -tastes, luck[0]), (0.30 + gain, tastes, luck[1])):
+        lucks = random.normal(0, spread, (seeds, 1))
+        chance = np.clip(level * np.exp(lucks + hard + taste), 0, 1)  # (seed, utterance)
         found.append(Trials(random.binomial(lengths.astype(int), chance).astype(float), lengths, names))
     return found[0], found[1]
 
@@ -35,6 +37,16 @@ def bootstrap(first: Trials, second: Trials, random: np.random.Generator) -> tup
         rates.append(means[1] - means[0])
     low, high = np.percentile(rates, (2.5, 97.5))
     return float(low), float(high)
+
+
+def test_coverage_where_the_trainings_of_one_model_vary_far_more() -> None:
+    """With one variance for the trainings of both models only 91 % of the intervals held the true difference."""
+    random, big = np.random.default_rng(7), np.random.default_rng(99)
+    luck = (0.2, 0.02)
+    truth = np.mean([trials.difference(*simulated(big, 40, 0.0, luck)).value for _ in range(300)])
+    found = [trials.difference(*simulated(random, 3, 0.0, luck)) for _ in range(600)]
+    share = np.mean([one.low <= truth <= one.high for one in found])
+    assert share > 0.92, share
 
 
 @pytest.mark.parametrize("seeds", [3, 5])

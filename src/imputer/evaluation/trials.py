@@ -91,9 +91,8 @@ def _estimate(
     parts = [_between_speakers(errors - value * trials.lengths, trials)]  # (variance, degrees of freedom)
     seeds = min(len(one) for one in rates)
     if seeds > 1:
-        more = sum(len(one) - 1 for one in rates)
-        pooled = sum(float(np.square(one - one.mean()).sum()) for one in rates) / more
-        parts.append((pooled * sum(1 / len(one) for one in rates), more))
+        # One part per model: trainings of one may vary far more than those of another.
+        parts += [(float(one.var(ddof=1)) / len(one), len(one) - 1) for one in rates]
     variance = sum(part for part, _ in parts)
     if not variance:
         return Estimate(value, value, value, seeds)

@@ -37,8 +37,13 @@ def points(found: Estimate) -> str:
 
 
 def settled(found: Estimate) -> bool:
-    """Whether the interval covers all sources of variation: with one seed, only for differences within one model."""
+    """Whether the interval says something: with one seed it does only for what one training does in two ways."""
     return found.paired or found.seeds > 1
+
+
+def alone(found: Estimate) -> str:
+    """What to add to a difference whose interval lacks the variation of trainings."""
+    return "" if found.seeds > 1 else ", one training" if found.paired else ", one seed"
 
 
 def sign(found: Estimate) -> int:
@@ -49,7 +54,9 @@ def sign(found: Estimate) -> int:
 def expects(found: Estimate, wanted: int) -> str:
     """Whether a difference has the sign that the paper found; two that are significantly alike have none."""
     which = sign(found)
-    return HOLDS if which == wanted else FAILS if which or alike(found, NONE) == HOLDS else OPEN
+    if alike(found, NONE) == HOLDS:
+        return FAILS
+    return HOLDS if which == wanted else FAILS if which else OPEN
 
 
 def alike(found: Estimate, share: float) -> str:
@@ -70,6 +77,6 @@ def no_better(found: Estimate, share: float = 0.05) -> str:
 def judged(text: str, paper: str, found: Estimate, verdict: str, key: str = "") -> Claim:
     """A claim about one difference."""
     after, before = 100 * (found.base + found.value), 100 * found.base
-    seeds = "" if settled(found) else ", one seed"
+    seeds = alone(found)
     short = f"{after:.1f} against {before:.1f}, {100 * found.relative[0]:+.0f} %{seeds}"
     return Claim(text, paper, points(found) + seeds, verdict, key, short)

@@ -16,7 +16,8 @@ from imputer.errors import UsageError
 from imputer.research import plots, provenance
 from imputer.research.claims import Claim, expects, judged
 from imputer.research.comparison import CTC, DP, PASSES, at
-from imputer.research.results import Result
+from imputer.research.results import KINDS, Result
+from imputer.research.tables import markdown
 from imputer.research.topology import MERGING, PLAIN
 from imputer.research.trainings import Lab, Trained, curve, way
 
@@ -70,8 +71,10 @@ def run(lab: Lab) -> dict[str, Any]:
 
 def described(folder: Path) -> dict[str, Any]:
     """What a model folder says of itself: a fingerprint of its weights, its settings, those of its training."""
-    weights = provenance.digest((folder / "model" / models.WEIGHTS).read_bytes().hex())
-    found = {"weights": weights, "settings": configs.read_toml(folder / "model" / models.CONFIG)}
+    found = {
+        "weights": provenance.weights(folder / "model"),
+        "settings": configs.read_toml(folder / "model" / models.CONFIG),
+    }
     if (folder / "config.toml").is_file():  # a run folder, not only its model
         run = configs.read(str(folder / "config.toml"))
         found["training"] = provenance.changed(run)
@@ -80,14 +83,24 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def text(result: Result) -> str:
-    """What the rows are, and how much a language model would fix."""
+    """What the rows are, of how many errors a language model knows better, and the kinds of errors."""
     about = [trained(name, model) for name, model in result["models"].items()]
-    lines = ["Without a language model.", *filter(None, about)]
-    for name, row in result.rows.items():
-        if "fixable" in row:
+    lines = [" ".join(["Without a language model.", *filter(None, about)]), ""]
+    rows = {name: row for name, row in result.rows.items() if "tokens" in row}
+    headings, cells = ["errors per 100 tokens", *KINDS], {}
+    for name in rows:
+        cells[name] = [f"{100 * result.rate(name, kind).value:.2f}" for kind in KINDS]
+    if rows and all("fixable" in row for row in rows.values()):
+        headings.append("preferred %")
+        for name, row in rows.items():
             share = sum(map(sum, row["fixable"])) / max(1, sum(map(sum, row["words"])))
-            lines.append(f"{name}: a language model would fix {100 * share:.0f} % of the word errors.")
-    return " ".join(lines)
+            cells[name].append(f"{100 * share:.0f}")
+        lines[0] += (
+            " Preferred are the word errors for which, one at a time, a language model prefers the truth."
+        )
+    return "\n".join(
+        lines + (markdown(headings, [[name, *row] for name, row in cells.items()]) if rows else [])
+    )
 
 
 def trained(name: str, model: Mapping[str, Any]) -> str:

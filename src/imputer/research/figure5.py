@@ -70,7 +70,7 @@ def text(result: Result) -> str:
 
 
 def claims(result: Result) -> list[Claim]:
-    """8 is best: holds if it is, open if the best of the four others is not significantly better."""
+    """8 is best: holds if all four others are significantly worse, fails if one is significantly better."""
     found = []
     # Corrected for four comparisons.
     level = 1 - (1 - LEVEL) / (len(SIZES) - 1)
@@ -79,7 +79,10 @@ def claims(result: Result) -> list[Claim]:
             size: result.difference(at(strategy, 8), at(strategy, size), level) for size in SIZES if size != 8
         }
         size, best = min(others.items(), key=lambda one: one[1].value)
-        verdict = OPEN if not settled(best) else HOLDS if best.low > 0 else FAILS if best.high < 0 else OPEN
+        verdict = OPEN
+        if settled(best):
+            worse = all(one.low > 0 for one in others.values())
+            verdict = HOLDS if worse else FAILS if any(one.high < 0 for one in others.values()) else OPEN
         found.append(
             Claim(
                 f"block size 8 is best when training and decoding agree ({strategy.replace('_', ' ')})",

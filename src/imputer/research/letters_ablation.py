@@ -20,7 +20,7 @@ from imputer.display.drawings import Panel
 from imputer.research import plots
 from imputer.research.comparison import CTC, DP, at, whole_budget
 from imputer.research.results import Result
-from imputer.research.trainings import Lab, Maker, curve, dp, way
+from imputer.research.trainings import Lab, Maker, curve_of, dp, way
 
 TITLE = "Letters to phonemes: what limits DP"
 QUESTION = "Which change lets DP keep improving as CTC does?"
@@ -59,7 +59,7 @@ def run(lab: Lab) -> dict[str, Any]:
     for name, make in makers(lab).items():
         ctc = name.startswith(CTC)
         rows += lab.rows(make, {name: way(1)} if ctc else {at(name, n): way(n) for n in (1, 8)})
-        curves[name] = [(point["step"], point["wer_1"]) for point in curve(make(lab.first))]
+        curves[name] = curve_of(lab, make(lab.first), name)
     return {"rows": rows, "pairs": pairs(), "curves": curves}
 
 

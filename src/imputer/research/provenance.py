@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import imputer
-from imputer import configs
+from imputer import configs, models
 from imputer.data.manifest import Manifest
 
 PACKAGE = Path(imputer.__file__).parent
@@ -99,6 +99,11 @@ def packages() -> dict[str, str]:
 def digest(content: Any) -> str:
     """A short name for plain values."""
     return hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=5).hexdigest()
+
+
+def weights(folder: Path) -> str:
+    """A fingerprint of the weights of a model folder."""
+    return digest((folder / models.WEIGHTS).read_bytes().hex())
 
 
 @cache

@@ -93,7 +93,8 @@ class Lab:
 
     def rows(self, make: "Maker", ways: Mapping[str, Options], *, at_most: int | None = None) -> list[Row]:
         """Train with every seed, decode the test set in every way: a row of errors for each, by name."""
-        made = [make(self.trainings(seed)) for seed in self.seeds]
+        # A model that was trained elsewhere is the same with every seed, and counts once.
+        made = list({one.folder: one for one in (make(self.trainings(seed)) for seed in self.seeds)}.values())
         utterances = self.utterances(at_most)
         found = [self._known(one, ways, utterances) or self._decoded(one, ways, utterances) for one in made]
         return [
@@ -354,11 +355,11 @@ def run_name(
 def recorded(path: Path, settings: configs.Config, dataset: DataSet) -> Iterator[None]:
     """Record how a training was made; the seconds of an interrupted one are added up."""
     started = time.monotonic()
+    commit, dirty = provenance.checkout()  # what runs; the checkout may have changed at the end
     before = json.loads(path.read_text())["seconds"] if path.is_file() else 0.0
     try:
         yield
     finally:
-        commit, dirty = provenance.checkout()
         content = {
             "settings": provenance.changed(settings, dataset.settings),
             "seconds": round(before + time.monotonic() - started, 1),
@@ -404,7 +405,10 @@ def transcribed(
     trained: Trained, dataset: DataSet, utterances: Sequence[Utterance], ways: Sequence[Options]
 ) -> dict[Options, list[Hypothesis]]:
     """Decode utterances in every way; each way is kept in the run folder, so that it is done once."""
-    content = provenance.digest([[[u.id, u.text] for u in utterances], provenance.code(provenance.DECODING)])
+    texts = [[u.id, u.text] for u in utterances]
+    content = provenance.digest(
+        [texts, provenance.code(provenance.DECODING), provenance.weights(trained.model)]
+    )
     paths = {one: trained.folder / "decoded" / f"{content}-{one.name}.json" for one in ways}
     missing = [one for one in ways if not paths[one].is_file()]
     if missing:
@@ -456,6 +460,13 @@ def curve(trained: Trained) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "valid" in line and (line["step"] or not before)]
     return before + [{"step": offset + line["step"], **line["valid"]} for line in measured]
+
+
+def curve_of(lab: Lab, trained: Trained, name: str) -> Sequence[Sequence[float]]:
+    """(step, validation WER in one pass); of a training of another machine, those of the earlier results file."""
+    if lab.earlier and not (trained.folder / "metrics.jsonl").is_file():
+        return lab.earlier["curves"][name]
+    return [(point["step"], point["wer_1"]) for point in curve(trained)]
 
 
 def say(line: str) -> None:
