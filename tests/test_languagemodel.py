@@ -4,6 +4,8 @@ import bz2
 import gzip
 import lzma
 import math
+import subprocess
+import sys
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -386,3 +388,19 @@ def test_texts_that_cannot_be_read(tmp_path):
         open_text(tmp_path / "latin.txt") as file,
     ):
         file.read()
+
+
+WITHOUT_A_PLACE = """
+from numba.core import caching
+
+caching.CacheImpl._locator_classes = []  # as on a disk that is read-only
+import numpy as np
+from imputer.languagemodel import fusion, trie
+
+assert trie.score(fusion._indifferent(5), np.array([1, 2]), True).tolist() == [0.0, 0.0]
+"""
+
+
+def test_compiled_code_needs_no_place_to_be_kept() -> None:
+    """A server under a read-only file system did not start: numba refused at import."""
+    assert subprocess.run([sys.executable, "-c", WITHOUT_A_PLACE], check=False).returncode == 0

@@ -22,7 +22,7 @@ from imputer.lattice.compilation import entry
 OPEN = -1  # in ``given``: the frame is not committed
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _log_add(a, b):
     if a < b:
         a, b = b, a
@@ -31,7 +31,7 @@ def _log_add(a, b):
     return a + math.log1p(math.exp(b - a))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def candidates(row, blank, most, floor, chosen):
     """The likeliest tokens of a frame, at most ``most`` of them and above ``floor``; returns how many."""
     count = 0
@@ -50,7 +50,7 @@ def candidates(row, blank, most, floor, chosen):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _place(node, slot, made, fresh, fresh_blanks, fresh_tokens):
     """The place of a node among the ``made`` of this frame, a new one if it has none; and how many there are then."""
     place = slot[node]
@@ -184,7 +184,7 @@ def search(
     return found, lengths, scores[order]
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _best_of(
     totals, fresh, made, least, beam, active, fresh_blanks, fresh_tokens, blanks, tokens
 ):  # fmt: skip

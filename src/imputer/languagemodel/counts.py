@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from imputer.errors import ImputerError, UsageError
+from imputer.lattice.compilation import entry
 
 MOST_ORDER = 6
 CHUNK = 4_000_000  # n-grams that are sorted at once
@@ -114,7 +114,7 @@ def _merged(chunks: Iterable[Keys], order: int) -> tuple[Keys, NDArray[np.uint32
     return runs[0] if runs else (np.empty(0, np.uint64), np.empty(0, np.uint32))
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def _merge(keys_a, times_a, keys_b, times_b):
     """Two sorted runs as one; what both hold is added up."""
     keys = np.empty(len(keys_a) + len(keys_b), np.uint64)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from imputer.languagemodel.kneserney import Table
+from imputer.lattice.compilation import entry
 
 CODE_BITS = 8
 CODES = 1 << CODE_BITS
@@ -135,7 +136,7 @@ def _set_before(flags: NDArray[np.bool_]) -> NDArray[np.uint32]:
     return np.concatenate(([0], np.cumsum(per_word)[:-1])).astype(np.uint32)
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def _packed(values, width):
     words = np.zeros((len(values) * width + 63) // 64 + 1, np.uint64)
     for i in range(len(values)):
@@ -146,7 +147,7 @@ def _packed(values, width):
     return words
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def _unpacked(words, width, count):
     values = np.empty(count, np.uint64)
     for i in range(count):
@@ -154,7 +155,7 @@ def _unpacked(words, width, count):
     return values
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def unpack(words, i, width):
     word, shift = (i * width) >> 6, np.uint64((i * width) & 63)
     value = words[word] >> shift
@@ -163,7 +164,7 @@ def unpack(words, i, width):
     return value & ((np.uint64(1) << np.uint64(width)) - np.uint64(1))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _ones(x):
     """Set bits of a word."""
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
@@ -172,13 +173,13 @@ def _ones(x):
     return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _lowest(x):
     """Place of the lowest set bit of a word that has one."""
     return _ones((x & (~x + np.uint64(1))) - np.uint64(1))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _extensions(trie, context):
     """(first, end) of the entries that extend a context."""
     first = np.int64(trie.opens_at[context // EVERY])
@@ -203,7 +204,7 @@ def _extensions(trie, context):
     return first, (word << 6) + _lowest(bits)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _context_of(trie, entry):
     """The number of an entry as a context, -1 if it is none."""
     word, bit = entry >> 6, np.uint64(entry & 63)
@@ -213,7 +214,7 @@ def _context_of(trie, entry):
     return np.int64(trie.inner_before[word]) + _ones(bits & ((np.uint64(1) << bit) - np.uint64(1)))
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def advance(trie, state, token, following):
     """log p(token | state), and the state after it into ``following``, another array."""
     width = trie.token_bits[0] + CODE_BITS
@@ -249,7 +250,7 @@ def advance(trie, state, token, following):
     return np.float64(found) + np.float64(backoff)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def start_state(trie, state, text_start):
     """The state at the start of a text, or with nothing known of what came before."""
     state[:] = -1
@@ -257,7 +258,7 @@ def start_state(trie, state, text_start):
         state[0] = _context_of(trie, 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@entry
 def score(trie, tokens, text_start):
     """Log probability of each token after those before it."""
     longest = len(trie.first_entry) - 2
