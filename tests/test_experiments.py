@@ -427,6 +427,33 @@ def test_other_weights_in_the_same_folder_are_decoded_anew(place: Path, tmp_path
     assert len(list((tmp_path / "run" / "decoded").glob("*.json"))) == 2
 
 
+def test_rows_that_are_done_are_kept_when_the_next_is_interrupted(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("reproduce", "letters_ablation", "--quick", "--runs", str(tmp_path / "runs"))
+    command += ("--output", str(tmp_path / "results"))
+    train, started = training.train, []
+
+    def interrupted(settings: configs.Config, folder: Path) -> Path:
+        started.append(folder.name)
+        if len(started) == 3:
+            raise SystemExit(130)  # as after Ctrl-C
+        return train(settings, folder)
+
+    monkeypatch.setattr(training, "train", interrupted)
+    said = imputer(*command)
+    assert "stopped before CTC, as many all-masked as 0.5 was done" in said.stderr
+    one = Result.read(tmp_path / "results" / "letters_ablation.json")
+    assert list(one.rows) == ["CTC", "CTC, as many all-masked as DP"] and not one.pairs
+    assert "Not run yet: DP; " in (tmp_path / "docs" / "results" / "letters_ablation.md").read_text()
+    for run in (tmp_path / "runs").glob("tones-ctc-*"):  # another machine
+        shutil.rmtree(run)
+    imputer(*command, "--add-seeds")
+    two = Result.read(tmp_path / "results" / "letters_ablation.json")
+    assert len(two.rows) > 8 and two.rows["CTC"] == one.rows["CTC"] and two.pairs
+    assert two["curves"]["CTC"] == one["curves"]["CTC"] and not set(started[:2]) & set(started[3:])
+
+
 def test_dropout_of_an_imputer_is_not_that_of_its_expert(place: Path) -> None:
     """The rows of letters_ablation change one thing: all rows learn from the same expert."""
     trained = result(place, "letters_ablation")["provenance"]["trainings"]
