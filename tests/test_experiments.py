@@ -230,6 +230,13 @@ def test_verify_finds_a_figure_that_does_not_follow(place: Path, tmp_path: Path)
     assert "table2.json: figures, CTC, wer, value is 0.01" in said
     assert "differences 1, low is -1" in tampered(lambda c: c["differences"][0].update(low=-1))
     assert "figures, CTC, wer" in tampered(lambda c: c["rows"][0]["words"][0].__setitem__(0, 99))
+
+    def unproven(change: Any) -> str:
+        return tampered(lambda c: (c.update(quick=False), change(c["provenance"])))
+
+    assert "its provenance has no time" in unproven(lambda known: known.pop("time"))
+    assert "made by code that was not committed" in unproven(lambda known: known.update(dirty=True))
+    assert "its provenance" not in unproven(lambda known: (known.pop("time"), known.update(recorded="yes")))
     path.write_text(json.dumps(content))
     page = tmp_path / "docs" / "results" / "table2.md"
     page.write_text(page.read_text().replace("| CTC | 1 |", "| CTC | 2 |"))

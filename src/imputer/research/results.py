@@ -22,6 +22,7 @@ from imputer.evaluation.trials import LEVEL, Estimate, Trials
 from imputer.support import atomic_files
 
 FORMAT = 2
+PROVENANCE = ("command", "seeds", "time", "processor", "packages")
 KINDS = ("wrong", "dropped", "doubled", "inserted")  # of tokens; doubled ones are not counted as inserted
 Pairs = Sequence[tuple[str, str]]
 
@@ -128,11 +129,24 @@ def references(utterances: Iterable[Utterance]) -> dict[str, list[Any]]:
 
 
 def check(result: Result) -> list[str]:
-    """The figures of a file that do not follow from its errors, one line each."""
-    found = []
+    """What is missing in the provenance of a file, and its figures that do not follow from its errors, a line each."""
+    found = [] if result["quick"] else [f"{result.name}.json: {line}" for line in _unproven(result)]
     if result.rows:
         for key, value in result.figures().items():
             found += [f"{result.name}.json: {line}" for line in _differences(result.get(key), value, key)]
+    return found
+
+
+def _unproven(result: Result) -> list[str]:
+    """What a results file does not say of its making; older ones say that it was not recorded."""
+    known = result["provenance"]
+    if "recorded" in known:
+        return []
+    found = [f"its provenance has no {key}" for key in PROVENANCE if not known.get(key)]
+    if not known.get("commit") and not known.get("code"):
+        found.append("its provenance has neither a commit nor a fingerprint of the code")
+    if known.get("dirty"):
+        found.append("it was made by code that was not committed")
     return found
 
 
