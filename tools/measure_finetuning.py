@@ -111,8 +111,13 @@ def alone(
 
 
 def together(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """All their utterances as one evaluation."""
-    return replace(evaluations[0], utterances=[one for each in evaluations for one in each.utterances])
+    """All their utterances as one evaluation; the same ones under several models are told apart by number."""
+    everything = [
+        replace(one, id=f"{number}-{one.id}")
+        for number, each in enumerate(evaluations)
+        for one in each.utterances
+    ]
+    return replace(evaluations[0], utterances=everything)
 
 
 if __name__ == "__main__":
