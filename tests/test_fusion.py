@@ -12,7 +12,7 @@ import oracle
 from imputer import alignments, configs, decoding
 from imputer.configs import LanguageModel as Settings
 from imputer.errors import ImputerError
-from imputer.languagemodel import build, fusion
+from imputer.languagemodel import LanguageModel, build, fusion, lexicon
 from imputer.languagemodel.hotwords import hotwords, read, spelled
 from imputer.vocabulary import Vocabulary
 
@@ -111,6 +111,54 @@ def test_hotwords_add_their_bonus_and_nothing_else(vocabulary, lm, merge, seed):
     found = fuse_one(log_probs, [-1] * 6, lm, merge, hotwords=tree, n_best=3).hypotheses[0]
     assert [tuple(one.tokens) for one in found] == [target for target, _ in expected[:3]]
     assert [one.score for one in found] == pytest.approx([score for _, score in expected[:3]], abs=1e-5)
+
+
+@TOPOLOGIES
+@pytest.mark.parametrize("seed", range(6))
+def test_words_that_are_not_known_cost_what_they_should(vocabulary, lm, merge, seed, tmp_path):
+    """Every other time with a hotword, which is a known word from then on."""
+    log_probs = random_log_probs(seed + 150, 6, 4)
+    LanguageModel(lm.trie, lm.fingerprint, lexicon.make(["ab", "a"], vocabulary)).save(tmp_path / "lm")
+    knows = LanguageModel.load(tmp_path / "lm")
+    hot = {"hotwords": hotwords(["b"], vocabulary, 0.0)} if seed % 2 else {}
+    known = {"ab", "a", *(["b"] if hot else [])}
+
+    def value(target):
+        text = vocabulary.decode(target) if target else ""
+        whole = "".join(vocabulary.pieces(target)).startswith("▁")
+        unknown = sum(word not in known for word in (text.split() if whole else text.split()[1:]))
+        said = WIDE.lm_weight * lm.score(target) + WIDE.token_bonus * len(target)
+        return said - lexicon.UNKNOWN * unknown
+
+    expected = exhaustive(log_probs.double().tolist(), [-1] * 6, merge, value)
+    found = fuse_one(log_probs, [-1] * 6, knows, merge, n_best=3, **hot).hypotheses[0]
+    assert [tuple(one.tokens) for one in found] == [target for target, _ in expected[:3]]
+    assert [one.score for one in found] == pytest.approx([score for _, score in expected[:3]], abs=1e-5)
+
+
+def test_a_hash_does_not_depend_on_the_pieces():
+    vocabulary = Vocabulary.train(["the then there thence other another bother"] * 5, size=24)
+    words = ["the", "then", "bother", "other"]
+    known = lexicon.make(words, vocabulary)
+    assert len(known.words) == 4 and list(known.words) == sorted(known.words)
+    pieces = vocabulary.pieces(range(1, vocabulary.size + 1))
+
+    def ways(rest):
+        """All ways to cut letters into pieces."""
+        if not rest:
+            yield []
+        for token, piece in enumerate(pieces, 1):
+            if piece and rest.startswith(piece):
+                yield from ([token, *way] for way in ways(rest[len(piece) :]))
+
+    for word in (*words, "thenc", "othe", "no"):
+        found = list(ways("▁" + word))
+        assert len(found) > 1 or word == "no"
+        for way in found:
+            value = np.uint64(lexicon.FRAGMENT)
+            for token in way:
+                value = np.uint64(lexicon.extended(known, value, token))
+            assert lexicon.is_known(known, value) == (word in words), way
 
 
 @TOPOLOGIES

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from imputer.errors import ImputerError
-from imputer.languagemodel import LanguageModel, build, counts, kneserney, read_arpa, write_arpa
+from imputer.languagemodel import LanguageModel, build, counts, kneserney, lexicon, read_arpa, write_arpa
 from imputer.languagemodel.texts import open_text, texts
 from imputer.vocabulary import Vocabulary
 
@@ -388,6 +388,21 @@ def test_texts_that_cannot_be_read(tmp_path):
         open_text(tmp_path / "latin.txt") as file,
     ):
         file.read()
+
+
+def test_words_of_the_text_and_of_a_list_are_known(vocabulary, tmp_path):
+    texts = some_texts(300)
+    times = Counter(word for text in texts for word in text.split())
+    lm = build([*texts, "once"], vocabulary, 3, 20_000, words=["zebra"])
+    assert lm.lexicon is not None
+    known = {"zebra", *(word for word, n in times.items() if n > 1)}
+    assert lm.lexicon.words.tolist() == lexicon.hashes(known).tolist() and "once" not in known
+    lm.save(tmp_path / "lm.bin")
+    assert (tmp_path / "lm.bin").stat().st_size <= 20_000
+    found = LanguageModel.load(tmp_path / "lm.bin")
+    assert found.lexicon is not None
+    assert all(np.array_equal(a, b) for a, b in zip(found.lexicon, lm.lexicon, strict=True))
+    assert build(texts, vocabulary, 3, 20_000).lexicon is None
 
 
 WITHOUT_A_PLACE = """

@@ -201,6 +201,13 @@ def test_lm_build_writes_what_the_model_takes(run, plain, speech, tmp_path):
     assert code == 0
     assert "perplexity on" in out and "per word" in out and "per piece" in out
     assert Recognizer.from_pretrained(target).transcribe(speech).text == TEXT
+    (tmp_path / "words.txt").write_text("Goluba\nlu\n")
+    words = ("lm", "build", tmp_path / "text.txt", "--model", target, "--words", tmp_path / "words.txt")
+    code, out, _ = run(*words, "--order", 3, "-o", target)
+    assert code == 0 and "words are known; others are avoided" in out
+    assert Recognizer.from_pretrained(target).transcribe(speech).text == TEXT
+    code, _, err = run(*words, "-o", tmp_path / "x.arpa")
+    assert code == 2 and "an ARPA file holds no list of words" in err
     code, _, err = run("lm", "build", tmp_path / "none.txt", "--model", target, "-o", tmp_path / "x")
     assert code == 2 and "cannot read" in err
     code, _, err = run(

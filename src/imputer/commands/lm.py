@@ -24,6 +24,7 @@ def lm(
     order: int = 6,
     max_mb: float = 15.0,
     text: Literal["spoken", "plain", "lower", "keep"] = "spoken",
+    words: Path | None = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     lm: FileName = "default",
     limit: int = 300,
@@ -56,6 +57,8 @@ def lm(
     text
         What is done to the text: spoken writes numbers and titles as words, in lower case and without marks; plain
         only drops case and marks, lower only case; keep changes nothing. It should give what the model writes.
+    words
+        build: a file of words, one a line. Decoding then avoids words that are neither in it nor twice in the text.
     output
         The file to write; in a folder, lm.bin, where a model folder has its language model. A name that ends in
         .arpa is written as ARPA.
@@ -73,11 +76,20 @@ def lm(
         return
     if output is None:
         raise UsageError("lm build needs --output: the file to write, or a model folder")
-    _build(files, model, order, max_mb, text, output)
+    _build(files, model, order, max_mb, text, words, output)
 
 
-def _build(files: tuple[Path, ...], model: str, order: int, max_mb: float, text: str, output: Path) -> None:
+def _build(
+    files: tuple[Path, ...],
+    model: str,
+    order: int,
+    max_mb: float,
+    text: str,
+    words: Path | None,
+    output: Path,
+) -> None:
     from imputer import languagemodel, models
+    from imputer.data.text import plain, read_lines
     from imputer.support import atomic_files
     from imputer.vocabulary import Vocabulary
 
@@ -86,11 +98,17 @@ def _build(files: tuple[Path, ...], model: str, order: int, max_mb: float, text:
     folder = models.model_folder(model)
     vocabulary = Vocabulary.load(folder / models.TOKENIZER)
     path = output / models.LANGUAGE_MODEL if output.is_dir() else output
+    if words is not None and path.suffix == ".arpa":
+        other = path.with_suffix(".bin")
+        raise UsageError(f"an ARPA file holds no list of words: leave out --words, or write to {other}")
     atomic_files.probe(path)
     held_out: list[str] = []
     skipped: list[str] = []
     texts = _held_apart(_read(files, text), held_out)
-    built = languagemodel.build(texts, vocabulary, order, round(max_mb * 1e6), skipped=skipped.append)
+    known = None if words is None else [plain(word) for _, word in read_lines(words)]
+    built = languagemodel.build(
+        texts, vocabulary, order, round(max_mb * 1e6), words=known, skipped=skipped.append
+    )
     if path.suffix == ".arpa":
         languagemodel.write_arpa(built, path, vocabulary)
     else:
@@ -101,6 +119,8 @@ def _build(files: tuple[Path, ...], model: str, order: int, max_mb: float, text:
         )
     grams = ", ".join(f"{n:,}" for n in built.ngrams)
     print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, order {built.order}, n-grams: {grams}")
+    if built.lexicon is not None:
+        print(f"{count(len(built.lexicon.words), 'word')} are known; others are avoided")
     print(_perplexity(built, held_out, vocabulary))
 
 

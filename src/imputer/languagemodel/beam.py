@@ -5,7 +5,7 @@ A hypothesis is a prefix of the transcript, a node of a tree that grows with the
 log of the summed probability of all partial alignments that spell it and agree with the committed frames. Prefixes
 are ranked by
 
-    log p(prefix) + lm_weight log p_LM(prefix) + token_bonus |prefix| + hotword bonus.
+    log p(prefix) + lm_weight log p_LM(prefix) + token_bonus |prefix| + hotword bonus - penalty of unknown words.
 
 Everything is counted once, where a node is made: the language model is asked once for every prefix. Ties are broken
 by the age of nodes, so the same input gives the same output.
@@ -16,6 +16,7 @@ import math
 import numba
 import numpy as np
 
+from imputer.languagemodel import lexicon as lexicons
 from imputer.languagemodel import trie as tries
 from imputer.lattice.compilation import entry
 
@@ -63,7 +64,7 @@ def _place(node, slot, made, fresh, fresh_blanks, fresh_tokens):
 
 @entry
 def search(
-    log_probs, given, trie, hot_next, hot_bonus, hot_end,
+    log_probs, given, trie, hot_next, hot_bonus, hot_end, lexicon, unknown,
     lm_weight, token_bonus, beam, margin, most_tokens, floor, text_start, blank, merge_repeats,
 ):  # fmt: skip
     """The best prefixes of one utterance, best first: tokens (hypothesis, length), lengths, and scores.
@@ -85,6 +86,7 @@ def search(
     child, sibling = np.full(room, -1, np.int32), np.full(room, -1, np.int32)
     states = np.empty((room, longest), np.int64)
     hot = np.zeros(room, np.int32)
+    word = np.full(room, lexicons.FRAGMENT, np.uint64)  # hash of the word that a node is in
     lm_score, extra = np.zeros(room), np.zeros(room)
     slot = np.full(room, -1, np.int32)  # place of a node among those of this frame
     nodes = 1
@@ -149,6 +151,10 @@ def search(
                     extra[below] = (
                         extra[node] + lm_weight * gain + token_bonus + np.float64(hot_bonus[hot[node], new])
                     )
+                    if unknown:
+                        word[below] = lexicons.extended(lexicon, word[node], new)
+                        if lexicon.starts[new] and not lexicons.is_known(lexicon, word[node]):
+                            extra[below] -= unknown
                 place, made = _place(below, slot, made, fresh, fresh_blanks, fresh_tokens)
                 if merge_repeats:
                     fresh_tokens[place] = _log_add(fresh_tokens[place], score)
@@ -168,6 +174,8 @@ def search(
         node = active[i]
         scores[i, 1], scores[i, 2] = _log_add(blanks[i], tokens[i]), lm_score[node]
         scores[i, 0] = scores[i, 1] + extra[node] + np.float64(hot_end[hot[node]])
+        if unknown and not lexicons.is_known(lexicon, word[node]):
+            scores[i, 0] -= unknown
     order = np.argsort(-scores[:, 0], kind="mergesort")
     lengths = np.zeros(width, np.int64)
     for i in range(width):

@@ -19,6 +19,7 @@ from imputer.decoding import Hypothesis, Imputation, Searched, Step
 from imputer.errors import UsageError
 from imputer.languagemodel import beam as compiled
 from imputer.languagemodel import hotwords as hot
+from imputer.languagemodel import lexicon as lexicons
 from imputer.languagemodel import trie
 from imputer.languagemodel.kneserney import Table
 from imputer.languagemodel.ngrams import LanguageModel
@@ -99,13 +100,18 @@ class _Search:
         self.weight = 0.0 if lm is None else settings.lm_weight
         self.bonus = 0.0 if lm is None else settings.token_bonus
         self.hotwords = hotwords or hot.none(size)
+        self.lexicon = lexicons.NONE if lm is None or lm.lexicon is None else lm.lexicon
+        self.unknown = lexicons.UNKNOWN if len(self.lexicon.words) else 0.0
+        if self.unknown and self.hotwords.words:
+            theirs = lexicons.hashes(self.hotwords.words)
+            self.lexicon = self.lexicon._replace(words=np.union1d(self.lexicon.words, theirs))
         self.floor = math.log(settings.least_probability) if settings.least_probability else -math.inf
 
     def hypotheses(self, log_probs: np.ndarray, given: np.ndarray, n_best: int) -> list[Hypothesis]:
         """The best transcripts of one item, at most ``n_best``."""
         settings, tree = self.settings, self.hotwords
         tokens, lengths, scores = compiled.search(
-            log_probs, given, self.trie, tree.following, tree.bonus, tree.end,
+            log_probs, given, self.trie, tree.following, tree.bonus, tree.end, self.lexicon, self.unknown,
             self.weight, self.bonus, max(settings.beam, n_best), settings.margin, settings.most_tokens, self.floor,
             True, self.blank, self.merge_repeats,
         )  # fmt: skip

@@ -6,7 +6,7 @@ back; where a word is complete, and the next piece starts another, it stays.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ class Hotwords:
     following: NDArray[np.int32]  # (node, token)
     bonus: NDArray[np.float32]  # (node, token)
     end: NDArray[np.float32]  # (node,) what is taken at the end of the text
+    words: tuple[str, ...] = ()  # in the form that the model writes, single words of phrases too
 
 
 def read(given: str) -> list[str]:
@@ -44,8 +45,10 @@ def hotwords(words: Iterable[str], vocabulary: Vocabulary, bonus: float = BONUS)
         raise UsageError(f"hotwords are a list of words, got the text {words!r}")
     nodes: list[dict[str, int]] = [{}]
     held, complete = [0.0], [False]  # the bonus held at a node; whether a hotword ends there
+    single: list[str] = []
     for given in words:
         word, tokens = spelled(given, vocabulary) or _cannot_write(given, vocabulary)
+        single += word.split()
         letters = WORD_MARK + WORD_MARK.join(word.split())
         total = bonus * len(tokens)
         length = len(letters.replace(WORD_MARK, ""))
@@ -60,7 +63,7 @@ def hotwords(words: Iterable[str], vocabulary: Vocabulary, bonus: float = BONUS)
             so_far += letter != WORD_MARK
             held[node] = max(held[node], total * so_far / length)
         complete[node] = True
-    return _tables(nodes, held, complete, vocabulary)
+    return replace(_tables(nodes, held, complete, vocabulary), words=tuple(single))
 
 
 def spelled(word: str, vocabulary: Vocabulary) -> tuple[str, list[int]] | None:

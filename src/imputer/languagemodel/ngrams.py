@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from imputer.errors import ImputerError, UsageError
-from imputer.languagemodel import counts, kneserney, trie
+from imputer.languagemodel import counts, kneserney, lexicon, trie
 from imputer.languagemodel.kneserney import Table
+from imputer.languagemodel.lexicon import TIMES, Lexicon
 from imputer.support import mapped_tensors
 from imputer.support.atomic_files import replacing
 from imputer.vocabulary import Vocabulary
@@ -18,6 +20,7 @@ from imputer.vocabulary import Vocabulary
 FORMAT = "imputer language model 1"
 HEADER_BYTES = 4096  # of the file: names, sizes and tables of contents
 TEXTS_AT_ONCE = 10_000
+LEXICON = "lexicon_"  # before the names of its arrays in a file
 
 
 class LanguageModel:
@@ -26,8 +29,8 @@ class LanguageModel:
     A text has a start, <s>, and an end, </s>, which only ``score(end=True)`` scores.
     """
 
-    def __init__(self, found: trie.Trie, fingerprint: str) -> None:
-        self.trie, self.fingerprint = found, fingerprint
+    def __init__(self, found: trie.Trie, fingerprint: str, lexicon: Lexicon | None = None) -> None:
+        self.trie, self.fingerprint, self.lexicon = found, fingerprint, lexicon
 
     @property
     def order(self) -> int:
@@ -66,7 +69,10 @@ class LanguageModel:
         """Write a file that ``load`` maps."""
         from safetensors.numpy import save_file
 
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.trie._asdict().items()}
+        named = self.trie._asdict()
+        if self.lexicon is not None:
+            named |= {f"{LEXICON}{name}": array for name, array in self.lexicon._asdict().items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in named.items()}
         about = {"format": FORMAT, "vocabulary": self.fingerprint, "checksum": _checksum(arrays)}
         with replacing(path) as temporary:  # one note: of several, safetensors would not keep the order
             save_file(arrays, temporary, {"about": json.dumps(about)})
@@ -85,11 +91,18 @@ class LanguageModel:
             raise ImputerError(
                 f"{path} is not a language model written by `imputer lm build` ({error})"
             ) from error
-        if about.get("checksum") != _checksum(arrays) or set(arrays) != set(trie.Trie._fields):
+        damaged = about.get("checksum") != _checksum(arrays)
+        spelling = {
+            name.removeprefix(LEXICON): arrays.pop(name) for name in list(arrays) if name.startswith(LEXICON)
+        }
+        whole = set(arrays) == set(trie.Trie._fields) and set(spelling) in (set(), set(Lexicon._fields))
+        if damaged or not whole:
             raise ImputerError(
                 f"{path} is damaged: its contents do not match its checksum; copy or build it again"
             )
-        return cls(trie.Trie(**arrays), about["vocabulary"])
+        # Copied, as hotwords may add to them: for arrays that cannot be written the search would be compiled again.
+        known = Lexicon(**{name: array.copy() for name, array in spelling.items()}) if spelling else None
+        return cls(trie.Trie(**arrays), about["vocabulary"], known)
 
     def tables(self) -> list[Table]:
         """All n-grams with their probabilities and back-offs, as stored."""
@@ -111,23 +124,41 @@ def build(
     order: int = 6,
     max_bytes: int | None = 15_000_000,
     *,
+    words: Iterable[str] | None = None,
     skipped: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """Count and smooth the n-grams of texts, and leave out what is worth least until the file fits ``max_bytes``.
 
     Each text is scored from its start to its end, so it should be as long as what is decoded at once, from one to
-    a few sentences. Texts with a character that no piece spells are passed to ``skipped``.
+    a few sentences. Texts with a character that no piece spells are passed to ``skipped``. With ``words`` the model has
+    a lexicon (``imputer.languagemodel.lexicon``) of them and of all words that the texts have twice or more.
     """
+    times: Counter[str] = Counter()
+    if words is not None:
+        texts = _counted(texts, times)
     bits = counts.bits_for(vocabulary.size, order)
     if max_bytes is not None and max_bytes < _file_bytes([vocabulary.size + 1] + [0] * (order - 1), 0, bits):
         raise UsageError(f"{max_bytes} bytes cannot hold even the single pieces of a model; ask for more")
     counted = counts.count(_tokens(texts, vocabulary, skipped), vocabulary.size, order)
+    known = None
+    if words is not None:
+        known = lexicon.make({*words, *(word for word, n in times.items() if n >= TIMES)}, vocabulary)
+    rest = sum(array.nbytes for array in known) if known else 0
     tables = kneserney.estimate(counted)
     if max_bytes is not None:
         tables = kneserney.prune(
-            counted, tables, lambda entries, contexts: _file_bytes(entries, contexts, bits), max_bytes
+            counted, tables, lambda entries, contexts: rest + _file_bytes(entries, contexts, bits), max_bytes
         )
-    return LanguageModel.from_tables(tables, vocabulary)
+    found = LanguageModel.from_tables(tables, vocabulary)
+    found.lexicon = known
+    return found
+
+
+def _counted(texts: Iterable[str], times: Counter[str]) -> Iterator[str]:
+    """The texts, their words counted as they pass."""
+    for text in texts:
+        times.update(text.split())
+        yield text
 
 
 def _tokens(
