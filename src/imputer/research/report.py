@@ -128,8 +128,12 @@ def provenance_lines(result: Result) -> list[str]:
             if scored < data["test_utterances"]
             else f"{scored:,}"
         )
-        rows.append(("data", f"{data['about']} ({data['amount']} to train on; {counted} utterances scored)"))
-        rows.append(("fingerprints", ", ".join(f"{k} {v}" for k, v in data["fingerprints"].items())))
+        fingerprints, about = data["fingerprints"], f"{data['about']} ({data['amount']} to train on; {{}})"
+        if "models" in result.content:  # trained elsewhere, on other data
+            about = data["about"].rpartition("; ")[2] + " ({})"
+            fingerprints = {"test": fingerprints["test"]}
+        rows.append(("data", about.format(f"{counted} utterances scored")))
+        rows.append(("fingerprints", ", ".join(f"{k} {v}" for k, v in fingerprints.items())))
     for name, run in known.get("trainings", {}).items():
         more = "; ".join(filter(None, (
             progress.clock(run["seconds"]) if run.get("seconds") else "",
@@ -137,9 +141,10 @@ def provenance_lines(result: Result) -> list[str]:
             ", ".join(f"{key} = {value}" for key, value in run.get("settings", {}).items()),
         )))  # fmt: skip
         rows.append(("training", f"`{name}` ({more})" if more else f"`{name}`"))
-    rows += [
-        ("model", f"`{name}`, weights {one['weights']}") for name, one in result.get("models", {}).items()
-    ]
+    for name, one in result.get("models", {}).items():
+        made = {"data.train": ", ".join(one.get("manifests", [])), **one.get("training", {})}
+        said = ", ".join(f"{key} = {value}" for key, value in made.items() if value != "")
+        rows.append(("model", f"`{name}`, weights {one['weights']}" + (f" ({said})" if said else "")))
     return lines + markdown(("", ""), rows)
 
 
