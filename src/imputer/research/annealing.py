@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from imputer.evaluation.trials import LEVEL
 from imputer.research.claims import Claim, expects, no_better, points
 from imputer.research.results import Result
 from imputer.research.trainings import Lab, dp, way
@@ -39,8 +40,11 @@ def claims(result: Result) -> list[Claim]:
     """Improvements for unconverged models, none for converged ones; the better way of annealing counts."""
     found = []
     for name, wanted in zip(MODELS, (True, False), strict=True):
+        level = 1 - (1 - LEVEL) / 2  # corrected for two ways
         both = {
-            second: result.difference(first, second) for first, second in pairs() if first.startswith(name)
+            second: result.difference(first, second, level)
+            for first, second in pairs()
+            if first.startswith(name)
         }
         which, best = min(both.items(), key=lambda one: one[1].value)
         verdict = expects(best, -1) if wanted else no_better(best)

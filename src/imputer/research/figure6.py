@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from imputer.evaluation.trials import LEVEL
 from imputer.research import figure5
 from imputer.research.claims import FAILS, HOLDS, OPEN, Claim, alike, points, sign
 from imputer.research.figure5 import at, by_size, lowest
@@ -55,7 +56,8 @@ def text(result: Result) -> str:
 
 def claims(result: Result) -> list[Claim]:
     """Right Most Last never gets significantly worse with a larger block; Alternate Sub-block does in the end."""
-    steps = [result.difference(at(LAST, a), at(LAST, b)) for a, b in itertools.pairwise(SIZES)]
+    level = 1 - (1 - LEVEL) / (len(SIZES) - 1)  # corrected for so many steps
+    steps = [result.difference(at(LAST, a), at(LAST, b), level) for a, b in itertools.pairwise(SIZES)]
     last, alternate = (result.difference(at(s, 8), at(s, SIZES[-1])) for s in (LAST, ALTERNATE))
     worse = any(sign(one) > 0 for one in steps) or sign(last) > 0
     return [
