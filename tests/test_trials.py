@@ -135,3 +135,10 @@ def test_errors_a_language_model_would_fix() -> None:
     said = ["the", "cat", "sat"]
     written = {"the kat sat": 1, "the mat sat": 0, "the the cat sat": 1, "the sat": 1, "the cat sat": 0}
     assert {text: scoring.fixable(said, text.split(), score) for text in written} == written
+
+
+def test_no_error_rate_is_below_0() -> None:
+    """Two trainings that differ much gave 2.0 % (-2.9 to 6.9)."""
+    errors = np.array([[0.0] * 20, [1.0] * 20])
+    found = trials.rate(Trials(errors, np.full(20, 10.0), [""] * 20))
+    assert found.low == 0.0 and found.value == pytest.approx(0.05) and found.high > 0.5

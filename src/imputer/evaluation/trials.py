@@ -63,8 +63,9 @@ class Estimate:
 
 
 def rate(trials: Trials, level: float = LEVEL) -> Estimate:
-    """The error rate and its interval."""
-    return _estimate(trials.errors.mean(0), trials, [trials.by_seed], level)
+    """The error rate and its interval, which ends at 0."""
+    found = _estimate(trials.errors.mean(0), trials, [trials.by_seed], level)
+    return replace(found, low=max(0.0, found.low))
 
 
 def difference(first: Trials, second: Trials, level: float = LEVEL, *, paired: bool = False) -> Estimate:
