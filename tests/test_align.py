@@ -198,6 +198,22 @@ def test_a_folder_and_a_table_give_one_file_for_each_recording(
     assert said.returncode == 2 and "a.txt exists already, beside" in said.stderr
 
 
+def test_two_recordings_of_one_name_are_refused(corpus: str, expert: Path, tmp_path: Path) -> None:
+    """x-a.wav beside x/a.wav, and a row of a table that comes twice: one result would overwrite the other."""
+    recording = Path(next(iter(Manifest(corpus))).audio_filepath)
+    source = tmp_path / "in"
+    for stem in (source / "x-a", source / "x" / "a"):
+        stem.parent.mkdir(exist_ok=True)
+        shutil.copy(recording, stem.with_suffix(recording.suffix))
+        stem.with_suffix(".txt").write_text("ba")
+    table = tmp_path / "twice.csv"
+    table.write_text(f"file,text\n{recording},ba\n{recording},lu\n")
+    for place in (source, table):
+        said = imputer("align", str(place), "--model", str(expert), "-o", str(tmp_path / "out"), check=False)
+        assert said.returncode == 2 and "would both be written to" in said.stderr
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_manifest_gives_one_file_for_each_utterance(corpus: str, expert: Path, tmp_path: Path) -> None:
     """Named by its id, which may hold what a file name may not."""
     few = sorted(Manifest(corpus), key=lambda utterance: utterance.duration)[-3:]
@@ -221,7 +237,7 @@ def test_a_manifest_gives_one_file_for_each_utterance(corpus: str, expert: Path,
     said = imputer("align", *rest, check=False)
     assert said.returncode == 1 and "2 of 4 recordings aligned" in said.stdout, said.stderr
     assert "no word that the model can read: ?" in said.stderr and "line 4: the key" in said.stderr
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["..-a-1.ctm", "b- c.ctm"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["---a-1.ctm", "b- c.ctm"]
     for path, text in zip(sorted((tmp_path / "out").iterdir()), texts, strict=False):
         assert [line.split()[4] for line in path.read_text().splitlines()] == text.split()
 

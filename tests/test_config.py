@@ -77,6 +77,16 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, says: str) -> None:
     assert "some.toml" in str(caught.value)
 
 
+def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "[training]\nsteps = 3")
+    for name, value, says in (
+        ("training.step", "5", r"unknown key training.step; did you mean training.steps\?"),
+        ("training.steps", "many", "training.steps = 'many', but it takes a whole number"),
+    ):
+        with pytest.raises(UsageError, match=rf"^the command line: {says}"):
+            configs.read(path, {name: value})
+
+
 NEGATIVE = (
     *("front_end.channels", "front_end.stack", "front_end.feature_size", "front_end.frame_seconds"),
     *("model.width", "model.layers", "model.heads", "model.filter_size", "model.dropout", "model.block_size"),
@@ -122,7 +132,9 @@ TOO_MUCH = {
     [*((key, "-1") for key in NEGATIVE), *((key, "0") for key in ZERO), *TOO_MUCH.items()],
 )
 def test_a_number_out_of_range_is_refused(tmp_path: Path, key: str, value: str) -> None:
-    with pytest.raises(UsageError, match=rf"some\.toml: {key} = \S+, but it takes a (whole|finite) number"):
+    with pytest.raises(
+        UsageError, match=rf"the command line: {key} = \S+, but it takes a (whole|finite) number"
+    ):
         configs.read(written(tmp_path, ""), {key: value})
 
 

@@ -90,7 +90,7 @@ def test_an_unknown_text_form_is_the_callers_mistake(tmp_path: Path) -> None:
 
 def test_audio_beside_texts(tmp_path: Path) -> None:
     written(tmp_path / "anna" / "one.wav").with_suffix(".txt").write_text("\ufeffHello, Anna!\n")
-    written(tmp_path / "two.FLAC").with_suffix(".txt").write_text("Two.")
+    written(tmp_path / "two.FLAC").with_suffix(".TXT").write_text("Two.")
     written(tmp_path / "silent.ogg")
     written(tmp_path / "latin.wav").with_suffix(".txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "notes.txt").write_text("no audio")

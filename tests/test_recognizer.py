@@ -475,6 +475,7 @@ def test_bytes_and_a_text_of_hotwords_are_not_taken_apart(listener, wav):
         (np.full(1600, 1e16), "a sample is 1e+16, but samples lie between -1 and 1"),
         (np.full(1600, 20_000.0), "divide 16-bit values by 32768"),
         (torch.full((1600,), 20_000.0, dtype=torch.bfloat16), "divide 16-bit values by 32768"),
+        (np.full(1600, 20_000), "samples of dtype int64 reach 20000 of"),
         ({"array": 1}, "unsupported audio type: dict"),
         ("a\0b.wav", "not a path"),
     ],

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,12 @@ def test_a_link_to_nowhere_in_a_folder_is_named(run, model, folder):
     (folder / "lost.wav").symlink_to("nowhere.wav")
     code, out, err = run(folder, "--model", model)
     assert code == 2 and "lost.wav: no such file" in err and len(out.splitlines()) == 3
+
+
+def test_a_pipe_in_a_folder_is_left_out(run, model, folder):
+    os.mkfifo(folder / "pipe.wav")  # without a writer: reading it would wait for ever
+    code, out, err = run(folder, "--model", model)
+    assert code == 0 and "pipe.wav: left out" in err and len(out.splitlines()) == 3
 
 
 def test_a_name_that_the_system_refuses_is_one_line(run, model, folder):

@@ -4,8 +4,11 @@ Everything comes as a real file, so that libsndfile reads it by its descriptor: 
 names do not decide how a file is read.
 """
 
+import contextlib
 import io
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -125,6 +128,35 @@ def _check_whole(opened: soundfile.SoundFile, stream: BinaryIO, name: str) -> No
         raise AudioError(f"{name}: the audio is cut off: {detail}")
 
 
+_silence = threading.Lock()
+_silenced: list[int] = []  # the descriptor that was standard error, once for each reader inside
+
+
+@contextlib.contextmanager
+def _without_complaints() -> Iterator[None]:
+    """Libmpg123 writes to standard error about the bits that it lacks right after a seek; the run-up is for those.
+
+    Standard error belongs to the process, so the last of several threads gives it back.
+    """
+    with _silence:
+        try:
+            _silenced.append(_silenced[0] if _silenced else os.dup(2))
+        except OSError:  # it is closed
+            _silenced.append(-1)
+        if len(_silenced) == 1 and _silenced[0] >= 0:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+    try:
+        yield
+    finally:
+        with _silence:
+            before = _silenced.pop()
+            if not _silenced and before >= 0:
+                os.dup2(before, 2)
+                os.close(before)
+
+
 class _SoundFile:
     """A file that libsndfile seeks in; MP3 needs a run-up, as its frames borrow bits from the ones before."""
 
@@ -138,9 +170,10 @@ class _SoundFile:
     def slice(self, start: int, count: int) -> np.ndarray:
         # Always: soundfile seeks around every read, which resets the decoder.
         before = min(start, self.preroll)
-        if self.position != start - before:
-            self.file.seek(start - before)
-        samples = self.file.read(before + count, dtype="float32", always_2d=True)[before:]
+        with _without_complaints() if self.preroll else contextlib.nullcontext():
+            if self.position != start - before:
+                self.file.seek(start - before)
+            samples = self.file.read(before + count, dtype="float32", always_2d=True)[before:]
         self.position = start + len(samples)
         return samples
 

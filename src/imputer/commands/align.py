@@ -140,13 +140,17 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
     utterances, failures = _listed(source)
     recordings = len(utterances) + len(failures)
     form = format or "json"
-    targets = {utterance.id: output / outputs.named(utterance.id, form) for utterance in utterances}
-    outputs.refuse_same(targets)
-    outputs.refuse_texts({Path(one.audio_filepath): targets[one.id] for one in utterances})
+    targets = [output / outputs.named(utterance.id, form) for utterance in utterances]
+    outputs.refuse_same(
+        (f"{one.id} ({one.audio_filepath})", path) for one, path in zip(utterances, targets, strict=True)
+    )
+    outputs.refuse_texts(
+        {Path(one.audio_filepath): path for one, path in zip(utterances, targets, strict=True)}
+    )
     if targets:
-        atomic_files.probe(next(iter(targets.values())))
+        atomic_files.probe(targets[0])
     recognizer = Recognizer.from_pretrained(model, device=device)
-    for utterance in utterances:
+    for utterance, target in zip(utterances, targets, strict=True):
         whole_file = not utterance.duration
         try:
             aligned = align_one(
@@ -156,7 +160,7 @@ def _align_many(source: Path, model: str, format: Format | None, output: Path | 
             named = "" if utterance.audio_filepath in str(error) else f"{utterance.audio_filepath}: "
             failures.append(f"{named}{error}")
             continue
-        outputs.write(aligned, utterance.audio_filepath, form, targets[utterance.id])
+        outputs.write(aligned, utterance.audio_filepath, form, target)
     for line in failures:
         print(f"imputer: {line}", file=sys.stderr)
     print(f"{recordings - len(failures)} of {count(recordings, 'recording')} aligned, written to {output}")

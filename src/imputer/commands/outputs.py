@@ -1,6 +1,7 @@
 """What commands that write transcripts share: the format of a file by its ending, and one file per recording."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -70,12 +71,13 @@ def write(transcript: Transcript, name: str, format: Format, path: Path | None, 
         atomic_files.write_text(path, written)
 
 
-def refuse_same(targets: dict[str, Path]) -> None:
+def refuse_same(targets: Iterable[tuple[str, Path]]) -> None:
     """Two recordings that would be written to one file are an error: only the second would be left."""
     first: dict[Path, str] = {}
-    for name, path in targets.items():
-        other = first.setdefault(path, name)
-        if other != name:
+    for name, path in targets:
+        other = first.get(path)
+        first[path] = name
+        if other is not None:
             raise UsageError(
                 f"{other} and {name} would both be written to {path}: rename one, or write them to different "
                 "folders with --output"

@@ -153,6 +153,9 @@ def _sources(files: tuple[str, ...]) -> Iterator[Source]:
             raise UsageError(f"{unknown_option(file, transcribe)} (a file of that name: ./{file})")
         elif Path(file).is_dir():
             found = sorted(path for path in Path(file).rglob("*") if is_audio(path) and not path.is_dir())
+            for path in [path for path in found if path.is_fifo()]:  # it may have no writer, ever
+                print(f"imputer: {path}: left out, a pipe in a folder of recordings", file=sys.stderr)
+                found.remove(path)
             if not found:
                 raise UsageError(f"the folder {file} has no audio files ({' '.join(sorted(AUDIO_ENDINGS))})")
             yield from (Source(str(path), path, path.relative_to(file)) for path in found)
@@ -179,7 +182,7 @@ def _targets(
             raise UsageError(f"--output {path} is the recording itself")
         return {sources[0]: path}, outputs.format_of(path, format, "txt")
     targets = {source: path / outputs.transcript_of(source.place, format or "txt") for source in sources}
-    outputs.refuse_same({source.name: target for source, target in targets.items()})
+    outputs.refuse_same((source.name, target) for source, target in targets.items())
     outputs.refuse_texts(
         {Path(source.audio): target for source, target in targets.items() if _is_file(source)}
     )

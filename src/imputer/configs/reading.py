@@ -42,6 +42,7 @@ def read(path: Path | str, overrides: dict[str, str] | None = None) -> Config:
             raise UsageError(
                 f"--{name}: options of a configuration look like --section.key, e.g. --training.steps"
             )
+        build(Config, {section: {key: _from_text(text)}}, where="the command line")
         keys = mapping.setdefault(section, {})
         if isinstance(keys, dict):  # else it is refused below, by name
             keys[key] = _from_text(text)

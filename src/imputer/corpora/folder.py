@@ -54,22 +54,24 @@ def _pairs(source: Path, options: Options) -> Iterator[Found | Dropped]:
     recordings = [path for path in files if is_audio(path)]
     if not recordings:
         raise UsageError(f"{source} has neither audio files nor a .csv or .tsv table")
+    texts = {path.with_suffix(""): path for path in files if path.suffix.lower() == ".txt"}
     for path in recordings:
         name = path.relative_to(source)
-        try:
-            text = path.with_suffix(".txt").read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
+        beside = texts.get(path.with_suffix(""))
+        if beside is None:
             yield Dropped("no text file of the same name", str(path))
             continue
+        try:
+            text = beside.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            yield Dropped("text file is not UTF-8", str(path.with_suffix(".txt")))
+            yield Dropped("text file is not UTF-8", str(beside))
             continue
         speaker = name.parts[0] if len(name.parts) > 1 else ""
         identifier = "-".join(name.with_suffix("").parts)
         yield Found(Utterance(identifier, str(path), 0.0, text_of(text), speaker))
     with_audio = {path.with_suffix("") for path in recordings}
-    for path in files:
-        if path.suffix == ".txt" and path.with_suffix("") not in with_audio:
+    for stem, path in texts.items():
+        if stem not in with_audio:
             yield Dropped("no audio file of the same name", str(path))
 
 

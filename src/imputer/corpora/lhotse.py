@@ -14,7 +14,7 @@ def lhotse(source: Path, options: Options) -> Iterator[Found | Dropped]:
     try:
         from lhotse import CutSet
     except ImportError as error:
-        raise UsageError("reading lhotse cuts needs the extra imputer-asr[lhotse]") from error
+        raise UsageError("reading lhotse cuts needs: pip install 'imputer-asr[lhotse]'") from error
     if not source.is_file():
         raise UsageError(f"{source}: no such file; expected lhotse cuts such as cuts.jsonl.gz")
     text_of = normaliser(options, "plain")

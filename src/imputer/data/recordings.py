@@ -77,6 +77,11 @@ def mono(wave: Waveform) -> np.ndarray:
         raise UsageError(f"samples must be (samples,) or (samples, channels), got shape {array.shape}")
     if np.issubdtype(array.dtype, np.integer):
         limits = np.iinfo(array.dtype)
+        loudest = max(int(array.max()), -int(array.min())) if array.size else 0
+        if limits.bits == 64 and 0 < loudest <= 1 << 16:
+            raise UsageError(
+                f"samples of dtype {array.dtype} reach {loudest} of {limits.max}: give 16-bit values as int16"
+            )
         middle = 0 if limits.min else (limits.max + 1) // 2  # unsigned samples have their silence there
         array = (array.astype(np.float64) - middle) / (limits.max + 1 - middle)
     elif not np.issubdtype(array.dtype, np.floating):
