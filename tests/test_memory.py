@@ -29,4 +29,5 @@ def page_faults(call: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no such choice")
 def test_freed_memory_is_used_again() -> None:
     pages = 20 * 16_000_000 * 4 / 4096  # of the tensors of the last ten steps, two each
-    assert page_faults("reuse_freed_memory()") < pages / 4 < page_faults("")
+    # Where the heap happens to be fragmented it grows by a few tensors first.
+    assert page_faults("reuse_freed_memory()") < pages / 2 < page_faults("")

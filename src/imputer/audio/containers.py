@@ -170,7 +170,7 @@ class _SoundFile:
     def slice(self, start: int, count: int) -> np.ndarray:
         # Always: soundfile seeks around every read, which resets the decoder.
         before = min(start, self.preroll)
-        with _without_complaints() if self.preroll else contextlib.nullcontext():
+        with _without_complaints() if before else contextlib.nullcontext():
             if self.position != start - before:
                 self.file.seek(start - before)
             samples = self.file.read(before + count, dtype="float32", always_2d=True)[before:]
