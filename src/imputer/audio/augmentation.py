@@ -38,10 +38,6 @@ def augment_waveform(
 
 def augment_features(features: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
     """(frame, 240) with SpecAugment's stripes, if asked for."""
-    if augmentation.time_warp:
-        features = time_warp(features, augmentation.time_warp, generator)
-    if augmentation.frame_shift:
-        features = features[min(_integer(augmentation.frame_shift + 1, generator), len(features) - 1) :]
     if not augmentation.spec_augment:
         return features
     return spec_augment(features, augmentation, generator=generator)
@@ -70,22 +66,6 @@ def spec_augment(
         start = _integer(frames - size + 1, generator)
         result[start : start + size] = mean
     return result
-
-
-WARP_EVERY = 12  # frames between the points where the local rate is drawn
-
-
-def time_warp(features: Tensor, most: float, generator: torch.Generator) -> Tensor:
-    """(frame, feature), locally faster and slower by up to ``most``, as long as before."""
-    frames = len(features)
-    knots = max(2, frames // WARP_EVERY + 1)
-    rates = (1 + most * (2 * torch.rand(knots, generator=generator) - 1))[None, None]
-    rate = torch.nn.functional.interpolate(rates, size=frames, mode="linear", align_corners=True)[0, 0]
-    place = rate.cumsum(0) - rate[0]
-    place = place * ((frames - 1) / place[-1].clamp_min(1e-6))
-    lower = place.floor().long().clamp_max(max(0, frames - 2))
-    share = (place - lower)[:, None]
-    return features[lower] * (1 - share) + features[(lower + 1).clamp_max(frames - 1)] * share
 
 
 def speed_perturb(waveform: Tensor, factor: float) -> Tensor:

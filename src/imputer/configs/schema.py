@@ -140,8 +140,6 @@ class Augmentation:
     noise_snr_db: LowHigh = key((5.0, 30.0), "lowest and highest signal-to-noise ratio")
     noise_kinds: Noises = key(("white", "pink", "babble"), "the kinds to draw from")
     telephone: Share = key(0.0, "probability of a telephone line: 8 kHz, 300 to 3400 Hz")
-    frame_shift: CountOrNone = key(0, "most frames cut off at the start, so that stacks begin elsewhere")
-    time_warp: ShareBelowOne = key(0.0, "largest change of the local rate of frames")
     spec_augment: StrictBool = key(False, "mask stripes of the features (SpecAugment)")
     time_masks: CountOrNone = key(2, "SpecAugment: stripes over time")
     time_mask_frames: CountOrNone = key(40, "SpecAugment: most frames in a stripe over time")
@@ -193,10 +191,6 @@ class Training:
     )
     text_share: PositiveOrNone = key(
         0.0, "text without sound beside every batch, as a share of data.batch_seconds; 0 = none"
-    )
-    consistency: PositiveOrNone = key(
-        0.0,
-        "weight of the divergence between predictions for two views of a batch, other stripes silent in each; 0 = one",
     )
     steps: Count = key(10_000, "steps of the optimiser")
     batches_per_step: Count = key(1, "over all processes together: more ranks, fewer each, same result")

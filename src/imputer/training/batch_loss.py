@@ -5,15 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from imputer import alignments, configs, objectives, rollin
 from imputer.data.batching import Batch
 from imputer.model import Imputer
 from imputer.training.text_only import TextBatch
-
-# Stripes of training.consistency: one for so many frames, and its longest; they silence 15 % of the frames.
-FRAMES_A_STRIPE, LONGEST_STRIPE = 30, 9
 
 
 class BatchLoss(nn.Module):
@@ -47,38 +43,20 @@ class BatchLoss(nn.Module):
             drawn, committed, fits = self.roll_in(expert, batch, frame_lengths, step)
             usable = usable & torch.tensor(fits, device=usable.device)
             partial = torch.where(committed, drawn, model.mask)
-        views = self.views(acoustic, batch)
         with autocast:
-            log_probs = model.impute(
-                torch.cat(views), frame_lengths.repeat(len(views)), partial.repeat(len(views), 1)
-            )
-        seen = list(log_probs.chunk(len(views)))
+            log_probs = model.impute(acoustic, frame_lengths, partial)
         keep = usable.nonzero()[:, 0]
         if not len(keep):
             return log_probs.sum() * 0.0, batch.ids
         if len(keep) < len(usable):
-            seen = [one[keep] for one in seen]
-            frame_lengths, partial = frame_lengths[keep], partial[keep]
+            log_probs, frame_lengths = log_probs[keep], frame_lengths[keep]
             drawn = drawn if drawn is None else drawn[keep]
             committed = committed if committed is None else committed[keep]
         targets, target_lengths = batch.targets[keep], batch.target_lengths[keep]
-        objective = OBJECTIVES[self.settings.training.objective]
-        likelihoods = [
-            objective(one, targets, drawn, committed, frame_lengths, target_lengths, **topology).sum()
-            for one in seen
-        ]
-        loss = -torch.stack(likelihoods).mean()
-        if len(seen) > 1:
-            inside = torch.arange(partial.shape[1], device=partial.device) < frame_lengths[:, None]
-            open_frames = inside & (partial == model.mask)
-            loss = loss + self.settings.training.consistency * divergence(*(one[open_frames] for one in seen))
-        return loss, [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
-
-    def views(self, acoustic: Tensor, batch: Batch) -> list[Tensor]:
-        """What the network sees of the acoustic frames: all of them, or twice all but other stripes of them."""
-        if not self.settings.training.consistency or isinstance(batch, TextBatch):
-            return [acoustic]
-        return [with_stripes(acoustic), with_stripes(acoustic)]
+        likelihood = OBJECTIVES[self.settings.training.objective](
+            log_probs, targets, drawn, committed, frame_lengths, target_lengths, **topology
+        )
+        return -likelihood.sum(), [n for n, fits in zip(batch.ids, usable.tolist(), strict=True) if not fits]
 
     def encode(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The acoustic part (batch, frame, width) and frame_lengths; zero where there is no sound."""
@@ -127,29 +105,6 @@ class BatchLoss(nn.Module):
         )
         device = frame_lengths.device
         return drawn.to(device), committed.to(device), usable
-
-
-def with_stripes(acoustic: Tensor) -> Tensor:
-    """(batch, frame, width) with random stripes of frames set to zero, drawn like dropout."""
-    batch, frames, _ = acoustic.shape
-    shape, device = (batch, max(1, round(frames / FRAMES_A_STRIPE)), 1), acoustic.device
-    start = torch.randint(0, frames, shape, device=device)
-    size = torch.randint(0, LONGEST_STRIPE + 1, shape, device=device)
-    place = torch.arange(frames, device=device)
-    silent = ((start <= place) & (place < start + size)).any(1)  # (batch, frame)
-    return acoustic.masked_fill(silent[:, :, None], 0.0)
-
-
-def divergence(first: Tensor, second: Tensor) -> Tensor:
-    """How far predictions for two views (frame, token) are apart: KL both ways, halved, summed over frames.
-
-    Each is drawn to the other as it is (Yao et al., arXiv:2410.05101): gradients do not reach the one compared with.
-    """
-    there, back = (
-        functional.kl_div(one, other.detach(), reduction="sum", log_target=True)
-        for one, other in ((first, second), (second, first))
-    )
-    return (there + back) / 2
 
 
 def _ctc(
