@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,28 @@ def test_an_exported_model_is_checked_alike(folder: Path) -> None:
     path.write_text(f"model = 3\n{path.read_text()}")
     with pytest.raises(UsageError, match="model = 3, but it takes a section"):
         onnx.load(folder)
+
+
+def averaged(*words: str | Path) -> subprocess.CompletedProcess:
+    tool = Path(__file__).parent.parent / "tools" / "average_models.py"
+    return subprocess.run([sys.executable, str(tool), *map(str, words)], capture_output=True, text=True)
+
+
+def test_models_are_averaged_by_weight(expert: Path, folder: Path, tmp_path: Path) -> None:
+    """The weights that two models share stay bit for bit; of the others it is the weighted mean."""
+    first = load_file(expert / models.WEIGHTS)
+    second = {
+        name: tensor + 1.0 if name.startswith("layers.") else tensor.clone() for name, tensor in first.items()
+    }
+    save_file(second, folder / models.WEIGHTS)
+    done = averaged(tmp_path / "mean", expert, f"{folder}=3")
+    assert not done.returncode, done.stderr
+    models.load(tmp_path / "mean")
+    for name, tensor in load_file(tmp_path / "mean" / models.WEIGHTS).items():
+        if name.startswith("layers."):
+            torch.testing.assert_close(tensor, first[name] + 0.75)
+        else:
+            assert torch.equal(tensor, first[name])
+    refused = averaged(tmp_path / "none", expert, "english")
+    assert refused.returncode == 2 and "has another tokenizer than" in refused.stderr
+    assert not (tmp_path / "none").exists()
