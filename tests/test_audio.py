@@ -385,6 +385,24 @@ def test_slices_of_an_mp3_print_nothing(tmp_path: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr().err == "still open"
 
 
+def test_a_closed_stderr_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without stderr, descriptor 2 may be a socket of the server."""
+    path = written(tmp_path / "a.mp3", speechlike(60.0, 44100), "MP3", 44100)
+    before, seen, read = os.fstat(2), [], soundfile.SoundFile.read
+
+    def watched(*given: object, **options: object) -> object:
+        seen.append(os.path.samestat(os.fstat(2), before))
+        return read(*given, **options)
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", watched)
+    audio.read(path, offset=30.0, duration=2.0)
+    assert seen and not all(seen)
+    seen.clear()
+    monkeypatch.setattr("sys.stderr", None)
+    audio.read(path, offset=30.0, duration=2.0)
+    assert seen and all(seen)
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_an_mp3_that_is_cut_off(tmp_path: Path, header: bool) -> None:
     """A Xing header proves that audio is missing; without one, half a frame at the end is all there is to see."""

@@ -7,6 +7,7 @@ names do not decide how a file is read.
 import contextlib
 import io
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,9 @@ def _without_complaints() -> Iterator[None]:
 
     Standard error belongs to the process, so the last of several threads gives it back.
     """
+    if sys.stderr is None:  # it is closed: descriptor 2 is something else
+        yield
+        return
     with _silence:
         try:
             _silenced.append(_silenced[0] if _silenced else os.dup(2))
